@@ -1,0 +1,60 @@
+# Everything happens in .venv, which the first target that needs it makes. Another interpreter: make PYTHON=python3.12 …
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+# Test processes.
+JOBS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(READY) ## Train on environments in another process, and see that nothing changed
+	@$(BIN)/python -m plugrl_bridges.demo
+
+.PHONY: test
+# One thread per process: the tests bring their own processes, and the arithmetic stays the same on every machine.
+test: export OMP_NUM_THREADS := 1
+test: export MKL_NUM_THREADS := 1
+test: export OPENBLAS_NUM_THREADS := 1
+test: $(READY) ## Run the tests
+	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+.PHONY: lint
+lint: $(READY) ## Check style and formatting
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+.PHONY: types
+types: $(READY) ## Check types
+	@$(BIN)/mypy
+
+.PHONY: bench
+bench: $(READY) ## Measure what the boundary between the processes costs
+	@$(BIN)/python benchmarks/boundary.py $(ARGS)
+
+.PHONY: clean
+clean: ## Remove .venv, caches and build products
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch goes first and alone, so that no other requirement gets to choose its release. A .venv that is there and runs is
+# kept, one whose interpreter has gone is made anew.
+$(READY): pyproject.toml constraints.txt
+	@echo "==> installing into $(VENV): torch, Stable-Baselines3, MuJoCo, Atari and the tools (first time: a few minutes)"
+	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@echo "    1/3 pip"
+	@$(PIP) install -qq --upgrade 'pip>=25.1'
+	@echo "    2/3 torch"
+	@$(PIP) install -qq -c constraints.txt torch
+	@echo "    3/3 everything else"
+	@$(PIP) install -qq -c constraints.txt -e '.[demo,mujoco,atari]' --group dev
+	@touch $@
+	@echo "==> installed"

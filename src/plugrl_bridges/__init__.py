@@ -1,0 +1,54 @@
+"""Let the trainer you already use step environments that live in another process, machine or language.
+
+Pick the adapter for your trainer; it is the server that env clients connect to:
+
+- ``plugrl_bridges.sb3``: Stable-Baselines3 ``VecEnv``
+- ``plugrl_bridges.gym``: Gymnasium ``VectorEnv``
+- ``plugrl_bridges.cleanrl``: CleanRL scripts
+- ``plugrl_bridges.rlinf``: RLinf
+
+and start ``plugrl-env-client`` (``plugrl_bridges.client``) where the environments are.
+
+Importing this package imports no trainer and no torch; it gives the errors, which every side may have to catch.
+"""
+
+from __future__ import annotations
+
+from plugrl_bridges.errors import (
+    ClientLost,
+    ConnectionClosed,
+    ConnectTimeout,
+    DecodeError,
+    EncodeError,
+    EnvPoisoned,
+    FactoryError,
+    HandshakeError,
+    LocalProtocolError,
+    PlugRLError,
+    RaggedClientError,
+    RemoteProtocolError,
+    SpaceError,
+    StepTimeout,
+    WireError,
+)
+
+__all__ = [
+    "ClientLost",
+    "ConnectTimeout",
+    "ConnectionClosed",
+    "DecodeError",
+    "EncodeError",
+    "EnvPoisoned",
+    "FactoryError",
+    "HandshakeError",
+    "LocalProtocolError",
+    "PlugRLError",
+    "RaggedClientError",
+    "RemoteProtocolError",
+    "SpaceError",
+    "StepTimeout",
+    "WireError",
+    "__version__",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Hold the tests; the tree below mirrors that of the package."""
