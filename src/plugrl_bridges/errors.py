@@ -1,0 +1,140 @@
+"""Own every exception that this library raises of its own accord.
+
+The tree (a fault of ours, or of the code that calls us, stands apart from a fault of the peer):
+
+    PlugRLError
+    ├── WireError                    protocol version 1, or the WebSocket below it
+    │   ├── LocalProtocolError       this side tried to break the rules
+    │   │   └── EncodeError          a value that the wire cannot carry
+    │   ├── RemoteProtocolError      the peer broke the rules; has ``clause``
+    │   │   └── DecodeError          bytes that are no message
+    │   ├── HandshakeError           the connection never opened
+    │   └── ConnectionClosed         the connection ended; has ``code`` and ``reason``
+    ├── SpaceError                   spaces unknown, unsupported, or not what the data is
+    ├── ConnectTimeout (TimeoutError)  not enough env clients came in time
+    ├── StepTimeout (TimeoutError)   a vector step had no result in time
+    ├── ClientLost                   an env client went away and none took its place
+    ├── RaggedClientError            a client that a lockstep trainer cannot serve
+    ├── EnvPoisoned                  used again after a step that failed
+    └── FactoryError                 the user's env factory gave something unusable
+
+Bad arguments are plain ``ValueError`` or ``TypeError`` that name the argument. This module knows nothing of
+sockets, slots or trainers; the raiser writes the text.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ClientLost",
+    "ConnectTimeout",
+    "ConnectionClosed",
+    "DecodeError",
+    "EncodeError",
+    "EnvPoisoned",
+    "FactoryError",
+    "HandshakeError",
+    "LocalProtocolError",
+    "PlugRLError",
+    "RaggedClientError",
+    "RemoteProtocolError",
+    "SpaceError",
+    "StepTimeout",
+    "WireError",
+]
+
+
+class PlugRLError(Exception):
+    """Stand above every error of this library; catch it to catch them all."""
+
+
+class WireError(PlugRLError):
+    """Stand above everything that goes wrong between the two ends of a connection."""
+
+
+class LocalProtocolError(WireError):
+    """Report that this side was asked to do what the protocol forbids; the connection is untouched."""
+
+
+class EncodeError(LocalProtocolError):
+    """Report a value that the wire cannot carry (object, structured or complex dtype, unknown type, bad width)."""
+
+
+class RemoteProtocolError(WireError):
+    """Report that the peer broke a rule of the protocol.
+
+    Args:
+        message: What was expected and what came.
+        clause: The clause of the protocol that was broken, such as ``"4.2"``; it is put in front of the text.
+    """
+
+    def __init__(self, message: str, *, clause: str = "") -> None:
+        super().__init__(f"[{clause}] {message}" if clause else message)
+        self.clause = clause
+
+
+class DecodeError(RemoteProtocolError):
+    """Report bytes that are no message: bad msgpack, a refused dtype, a wrong length, a bound exceeded."""
+
+
+class HandshakeError(WireError):
+    """Report a connection that never opened.
+
+    Args:
+        message: What was expected and what came.
+        status: The HTTP status the server answered with, if it answered at all.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ConnectionClosed(WireError):
+    """Report the end of a connection.
+
+    Args:
+        address: The peer, as ``host:port`` or a URL.
+        code: The close code the peer sent; 1006 if the connection ended without a close frame.
+        reason: The close reason the peer sent.
+        detail: What else is known, such as the operating system's error text.
+    """
+
+    def __init__(self, address: str, code: int, reason: str = "", detail: str = "") -> None:
+        text = f"connection with {address} closed: {code}"
+        if reason:
+            text += f" {reason!r}"
+        if detail:
+            text += f" ({detail})"
+        super().__init__(text)
+        self.address = address
+        self.code = code
+        self.reason = reason
+        self.detail = detail
+
+
+class SpaceError(PlugRLError):
+    """Report spaces that are unknown, that this library cannot carry, or that the data does not fit."""
+
+
+class ConnectTimeout(PlugRLError, TimeoutError):
+    """Report that too few env clients connected within ``connect_timeout``."""
+
+
+class StepTimeout(PlugRLError, TimeoutError):
+    """Report a vector step or reset that had no result within ``timeout``; the environment is then poisoned."""
+
+
+class ClientLost(PlugRLError):
+    """Report an env client that went away, and that no other took its slots."""
+
+
+class RaggedClientError(PlugRLError):
+    """Report a client that asks for a chunk for some of its envs while others of it still hold theirs [4.3]."""
+
+
+class EnvPoisoned(PlugRLError):
+    """Report a call on an environment whose last step or reset failed; make a new one."""
+
+
+class FactoryError(PlugRLError):
+    """Report an env factory that cannot be found, or that returned something that is no environment."""

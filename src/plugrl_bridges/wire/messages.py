@@ -1,0 +1,439 @@
+"""Own the four messages of protocol version 1 [2], [5] as frozen dataclasses, and the one place that validates them.
+
+`parse` turns decoded values into a message or raises; past it nothing is checked again. `to_wire` is its inverse.
+Who may send what when is the concern of ``session``; what an observation means to an environment is that of
+``plugrl_bridges.spaces``. Knows no sockets, slots or clocks.
+
+Arrays of a parsed message are views of the message's bytes: copy what must outlive it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from plugrl_bridges.errors import RemoteProtocolError
+from plugrl_bridges.wire.codec import Array, Buffer, Value, decode, encode
+from plugrl_bridges.wire.info import check_splittable
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "Action",
+    "Feedback",
+    "Infer",
+    "Message",
+    "Metadata",
+    "Observation",
+    "ResetRequest",
+    "parse",
+    "parse_bytes",
+    "to_bytes",
+]
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Hold the observations of n envs as they travel [5.2].
+
+    Attributes:
+        images: Name to uint8 array of shape ``[n, h, w, c]``.
+        states: Name to array of shape ``[n, ...]``, any numeric dtype.
+        text: One str per env, shape ``[n]``; None where the message had no text for its rows.
+    """
+
+    images: Mapping[str, Array] = field(default_factory=dict)
+    states: Mapping[str, Array] = field(default_factory=dict)
+    text: Array | None = None
+
+    def to_wire(self, rows: int) -> dict[str, Value]:
+        """Give the map that travels; ``rows`` is n, needed for the text of observations that have none."""
+        text = _blank_text(rows) if self.text is None else self.text
+        return {"images": dict(self.images), "states": dict(self.states), "text": text}
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Open a connection: what the server says of itself, sent exactly once and first [5.1].
+
+    Attributes:
+        data: The known keys ``protocol_version``, ``server``, ``server_version``, ``algorithm``, ``policy``,
+            ``action_horizon``, ``action_dim``, ``features``, and any other. An absent key means "not known".
+    """
+
+    message_type: ClassVar[str] = "metadata"
+    data: Mapping[str, Value]
+
+    @property
+    def features(self) -> frozenset[str]:
+        """Names of the optional features that the server implements [10]."""
+        features = self.data.get("features")
+        return frozenset(name for name in features if isinstance(name, str)) if isinstance(features, list) else frozenset()
+
+    def to_wire(self) -> dict[str, Value]:
+        """Give the map that travels."""
+        return {"message_type": "metadata", "data": dict(self.data)}
+
+
+@dataclass(frozen=True)
+class Infer:
+    """Ask for one action chunk for each env named [5.2].
+
+    Attributes:
+        observation: Observations of the envs whose row is not marked ``reuse``, in order.
+        env_indices: int64 ``[n]``, unique, at least one.
+        step_ids: int64 ``[n]``, completed chunks in each env's episode; informative only.
+        reuse: bool ``[n]`` of feature ``reuse-feedback-obs`` [10.1], or None.
+        env_spec: The map of feature ``env-spec``, on a connection's first infer, or None.
+        reset_info: The info maps of envs that were reset since the last infer (feature ``env-spec``), batched to n as
+            ``info`` of a feedback is, or None.
+    """
+
+    message_type: ClassVar[str] = "infer"
+    observation: Observation
+    env_indices: Array
+    step_ids: Array
+    reuse: Array | None = None
+    env_spec: Mapping[str, Value] | None = None
+    reset_info: Mapping[str, Value] | None = None
+
+    def to_wire(self) -> dict[str, Value]:
+        """Give the map that travels."""
+        sent = len(self.env_indices) if self.reuse is None else len(self.env_indices) - int(self.reuse.sum())
+        wire: dict[str, Value] = {
+            "message_type": "infer",
+            "data": self.observation.to_wire(sent),
+            "env_indices": self.env_indices,
+            "step_ids": self.step_ids,
+        }
+        if self.reuse is not None:
+            wire["reuse"] = self.reuse
+        if self.env_spec is not None:
+            wire["env_spec"] = self.env_spec
+        if self.reset_info:
+            wire["reset_info"] = self.reset_info
+        return wire
+
+
+@dataclass(frozen=True)
+class ResetRequest:
+    """Ask the client to reset envs in place of stepping them (feature ``seeded-reset``).
+
+    Attributes:
+        env_ids: int64 ``[k]``, a subset of the action's ``env_ids``.
+        seeds: One int or None per env; None leaves the env's own random stream running.
+        options: One map or None per env, handed to ``env.reset(options=)``.
+    """
+
+    env_ids: Array
+    seeds: tuple[int | None, ...]
+    options: tuple[Mapping[str, Value] | None, ...]
+
+    def to_wire(self) -> dict[str, Value]:
+        """Give the map that travels."""
+        return {"env_ids": self.env_ids, "seed": list(self.seeds), "options": list(self.options)}
+
+
+@dataclass(frozen=True)
+class Action:
+    """Answer an infer with one chunk for exactly its envs, in its order [5.3].
+
+    Attributes:
+        env_ids: int64 ``[n]``; None if a (foreign) server left it out: the order is then the infer's.
+        action: ``[H, n, *da]``, time-major.
+        reset: Envs to reset instead of stepping (feature ``seeded-reset``), or None.
+    """
+
+    message_type: ClassVar[str] = "action"
+    env_ids: Array | None
+    action: Array
+    reset: ResetRequest | None = None
+
+    def to_wire(self) -> dict[str, Value]:
+        """Give the map that travels."""
+        data: dict[str, Value] = {"action": self.action} if self.env_ids is None else {
+            "env_ids": self.env_ids,
+            "action": self.action,
+        }
+        wire: dict[str, Value] = {"message_type": "action", "data": data}
+        if self.reset is not None:
+            wire["reset"] = self.reset.to_wire()
+        return wire
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """Report the envs whose chunk ended on this env step [5.4].
+
+    Attributes:
+        observation: What each env's last step returned; on an episode's end the terminal observation.
+        env_indices: int64 ``[m]``, unique; may be empty only if every env of the action was reset instead.
+        step_ids: int64 ``[m]``.
+        rewards: float ``[m]``, summed over the chunk.
+        terminated: bool ``[m]``.
+        truncated: bool ``[m]``.
+        info: The map of [5.4]; ``wire.info.split_info`` makes one dict per env of it.
+    """
+
+    message_type: ClassVar[str] = "feedback"
+    observation: Observation
+    env_indices: Array
+    step_ids: Array
+    rewards: Array
+    terminated: Array
+    truncated: Array
+    info: Mapping[str, Value] = field(default_factory=dict)
+
+    def to_wire(self) -> dict[str, Value]:
+        """Give the map that travels; ``data`` has exactly the five keys of [5.4]."""
+        return {
+            "message_type": "feedback",
+            "env_indices": self.env_indices,
+            "step_ids": self.step_ids,
+            "data": {
+                "obs": self.observation.to_wire(len(self.env_indices)),
+                "rewards": self.rewards,
+                "terminated": self.terminated,
+                "truncated": self.truncated,
+                "info": dict(self.info),
+            },
+        }
+
+
+Message: TypeAlias = "Metadata | Infer | Action | Feedback"
+
+
+def to_bytes(message: Message) -> list[Buffer]:
+    """Encode a message; hand the buffers to the transport's ``send`` as one message."""
+    return encode(message.to_wire())
+
+
+def parse_bytes(message: Buffer | str) -> Message:
+    """Decode and parse one received message.
+
+    Args:
+        message: The payload of one binary frame; a str is that of a text frame, which is refused [1].
+
+    Raises:
+        RemoteProtocolError: naming the clause that was broken (`DecodeError` if the bytes are no message at all).
+    """
+    if isinstance(message, str):
+        raise RemoteProtocolError("a text frame where a binary one was due", clause="1")
+    return parse(decode(message))
+
+
+def parse(value: Value) -> Message:
+    """Make a message of decoded values, checking everything that one message alone can show.
+
+    Raises:
+        RemoteProtocolError: naming the clause, what was expected and what came.
+    """
+    if not isinstance(value, dict):
+        raise RemoteProtocolError(f"a message is a map, got {_name(value)}", clause="2")
+    kind = value.get("message_type")
+    parser = _PARSERS.get(kind) if isinstance(kind, str) else None
+    if parser is None:
+        hint = " (as bin, expected str)" if b"message_type" in value else ""
+        raise RemoteProtocolError(
+            f"message_type must be one of {', '.join(_PARSERS)}, got {str(kind)[:40]!r}{hint}", clause="2"
+        )
+    return parser(value)
+
+
+def _parse_metadata(value: dict[Any, Value]) -> Metadata:
+    data = value.get("data", {})
+    if not isinstance(data, dict):
+        raise RemoteProtocolError(f"metadata: data must be a map, got {_name(data)}", clause="5.1")
+    return Metadata(data)
+
+
+def _parse_infer(value: dict[Any, Value]) -> Infer:
+    indices = _indices(value, "env_indices", "infer", "5.2")
+    n = len(indices)
+    if n == 0:
+        raise RemoteProtocolError("infer: env_indices names no env", clause="4.4")
+    reuse = value.get("reuse")
+    sent = n
+    if reuse is not None:
+        if not isinstance(reuse, np.ndarray) or reuse.dtype != np.bool_ or reuse.shape != (n,):
+            raise RemoteProtocolError(f"infer: reuse must be a bool array of length {n}, got {_name(reuse)}", clause="10.1")
+        sent = n - int(np.count_nonzero(reuse))
+    return Infer(
+        observation=_observation(_need(value, "data", "infer", "5.2"), sent, "infer", "5.2" if reuse is None else "10.1"),
+        env_indices=indices,
+        step_ids=_step_ids(value, n, "infer", "5.2"),
+        reuse=reuse,
+        env_spec=_optional_map(value, "env_spec", "infer", "env-spec"),
+        reset_info=_optional_map(value, "reset_info", "infer", "env-spec"),
+    )
+
+
+def _parse_action(value: dict[Any, Value]) -> Action:
+    data = _need_map(value, "data", "action", "5.3")
+    action = _need(data, "action", "action", "5.3")
+    if not isinstance(action, np.ndarray) or action.ndim < 2 or action.dtype.kind not in "biuf" or action.shape[0] < 1:
+        raise RemoteProtocolError(
+            f"action: action must be a numeric array [H, n, *da] with H of at least 1, got {_name(action)}", clause="5.3"
+        )
+    env_ids = _indices(data, "env_ids", "action", "5.3") if "env_ids" in data else None
+    if env_ids is not None and len(env_ids) != action.shape[1]:
+        raise RemoteProtocolError(f"action: {len(env_ids)} env_ids for {action.shape[1]} envs", clause="5.3")
+    reset = value.get("reset")
+    return Action(env_ids, action, None if reset is None else _parse_reset(reset, env_ids))
+
+
+def _parse_reset(value: Value, env_ids: Array | None) -> ResetRequest:
+    if not isinstance(value, dict):
+        raise RemoteProtocolError(f"action: reset must be a map, got {_name(value)}", clause="seeded-reset")
+    targets = _indices(value, "env_ids", "action: reset", "seeded-reset")
+    k = len(targets)
+    if env_ids is not None and not set(targets.tolist()) <= set(env_ids.tolist()):
+        raise RemoteProtocolError("action: reset names an env that the action does not", clause="seeded-reset")
+    seeds = value.get("seed", [None] * k)
+    options = value.get("options", [None] * k)
+    if isinstance(seeds, np.ndarray):
+        seeds = seeds.tolist()
+    if not isinstance(seeds, list) or len(seeds) != k or any(type(seed) is not int and seed is not None for seed in seeds):
+        raise RemoteProtocolError(f"action: reset.seed must be a list of {k} ints or nils", clause="seeded-reset")
+    if not isinstance(options, list) or len(options) != k or any(not isinstance(o, dict | None) for o in options):
+        raise RemoteProtocolError(f"action: reset.options must be a list of {k} maps or nils", clause="seeded-reset")
+    return ResetRequest(targets, tuple(seeds), tuple(options))
+
+
+_FEEDBACK_KEYS = {"obs", "rewards", "terminated", "truncated", "info"}
+
+
+def _parse_feedback(value: dict[Any, Value]) -> Feedback:
+    indices = _indices(value, "env_indices", "feedback", "5.4")
+    m = len(indices)
+    data = _need_map(value, "data", "feedback", "5.4")
+    if data.keys() != _FEEDBACK_KEYS:
+        raise RemoteProtocolError(
+            f"feedback: data must have exactly the keys {sorted(_FEEDBACK_KEYS)}, got {sorted(map(str, data))}", clause="5.4"
+        )
+    rewards = data["rewards"]
+    if not isinstance(rewards, np.ndarray) or rewards.dtype.kind != "f" or rewards.shape != (m,):
+        raise RemoteProtocolError(f"feedback: rewards must be a float array of length {m}, got {_name(rewards)}", clause="5.4")
+    info = data["info"]
+    if not isinstance(info, dict):
+        raise RemoteProtocolError(f"feedback: info must be a map, got {_name(info)}", clause="5.4")
+    if info:
+        check_splittable(info, m)
+    return Feedback(
+        observation=_observation(data["obs"], m, "feedback", "5.4"),
+        env_indices=indices,
+        step_ids=_step_ids(value, m, "feedback", "5.4"),
+        rewards=rewards,
+        terminated=_flags(data, "terminated", m),
+        truncated=_flags(data, "truncated", m),
+        info=info,
+    )
+
+
+_PARSERS = {"metadata": _parse_metadata, "infer": _parse_infer, "action": _parse_action, "feedback": _parse_feedback}
+
+
+def _need(value: dict[Any, Value], key: str, message: str, clause: str) -> Value:
+    try:
+        return value[key]
+    except KeyError:
+        raise RemoteProtocolError(f"{message}: the key {key!r} is missing", clause=clause) from None
+
+
+def _need_map(value: dict[Any, Value], key: str, message: str, clause: str) -> dict[Any, Value]:
+    found = _need(value, key, message, clause)
+    if not isinstance(found, dict):
+        raise RemoteProtocolError(f"{message}: {key} must be a map, got {_name(found)}", clause=clause)
+    return found
+
+
+def _optional_map(value: dict[Any, Value], key: str, message: str, clause: str) -> dict[Any, Value] | None:
+    found = value.get(key)
+    if found is not None and not isinstance(found, dict):
+        raise RemoteProtocolError(f"{message}: {key} must be a map, got {_name(found)}", clause=clause)
+    return found
+
+
+def _indices(value: dict[Any, Value], key: str, message: str, clause: str) -> Array:
+    found = _need(value, key, message, clause)
+    if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "iu":
+        raise RemoteProtocolError(f"{message}: {key} must be a 1-d int array, got {_name(found)}", clause=clause)
+    names = found.tolist()
+    if names and (min(names) < 0 or max(names) > np.iinfo(np.int32).max):
+        raise RemoteProtocolError(f"{message}: {key} must be small non-negative ints, got {names[:8]}", clause="4.4")
+    if len(set(names)) != len(names):
+        raise RemoteProtocolError(f"{message}: {key} names an env twice: {names[:8]}", clause="4.4")
+    return found if found.dtype == np.int64 else found.astype(np.int64)
+
+
+def _step_ids(value: dict[Any, Value], n: int, message: str, clause: str) -> Array:
+    found = _need(value, "step_ids", message, clause)
+    if not isinstance(found, np.ndarray) or found.shape != (n,) or found.dtype.kind not in "iu":
+        raise RemoteProtocolError(f"{message}: step_ids must be an int array of length {n}, got {_name(found)}", clause=clause)
+    return found
+
+
+def _flags(data: dict[Any, Value], key: str, m: int) -> Array:
+    found = data[key]
+    if not isinstance(found, np.ndarray) or found.dtype != np.bool_ or found.shape != (m,):
+        raise RemoteProtocolError(f"feedback: {key} must be a bool array of length {m}, got {_name(found)}", clause="5.4")
+    return found
+
+
+_OBSERVATION_KEYS = {"images", "states", "text"}
+
+
+def _observation(value: Value, n: int, message: str, clause: str) -> Observation:
+    if not isinstance(value, dict) or value.keys() != _OBSERVATION_KEYS:
+        got = sorted(map(str, value)) if isinstance(value, dict) else _name(value)
+        raise RemoteProtocolError(f"{message}: an observation has exactly the keys images, states, text; got {got}", clause=clause)
+    images, states = value["images"], value["states"]
+    if not isinstance(images, dict) or not isinstance(states, dict):
+        raise RemoteProtocolError(f"{message}: images and states must be maps", clause=clause)
+    for name, array in images.items():
+        if not isinstance(name, str) or not isinstance(array, np.ndarray) or array.ndim != 4 or array.dtype != np.uint8:
+            raise RemoteProtocolError(
+                f"{message}: image {name!r} must be a uint8 array [n, h, w, c], got {_name(array)}", clause=clause
+            )
+    for name, array in states.items():
+        if not isinstance(name, str) or not isinstance(array, np.ndarray) or array.ndim < 1 or array.dtype.kind not in "biufU":
+            raise RemoteProtocolError(f"{message}: state {name!r} must be an array [n, ...], got {_name(array)}", clause=clause)
+    for name, array in (*images.items(), *states.items()):
+        if len(array) != n:
+            raise RemoteProtocolError(
+                f"{message}: {name!r} has a leading dimension of {len(array)}, expected {n} rows", clause=clause
+            )
+    return Observation(images, states, _text(value["text"], n, message))
+
+
+def _text(text: Value, n: int, message: str) -> Array | None:
+    """Accept the three forms that are in the wild [3.4]: a ``<U`` array, a list of str, one str for all."""
+    if isinstance(text, str):
+        return _blank_text(n) if text == "" else np.full(n, text)
+    if isinstance(text, list) and all(isinstance(item, str) for item in text):
+        text = np.array(text, dtype=np.str_) if text else _blank_text(0)
+    if isinstance(text, np.ndarray) and text.dtype.kind == "U" and text.ndim == 1:
+        if len(text) == n:
+            return text
+        if n == 0:
+            return text[:0]
+    raise RemoteProtocolError(f"{message}: text must hold {n} str (an array, a list) or be one str, got {_name(text)}", clause="3.4")
+
+
+@lru_cache(maxsize=64)
+def _blank_text(n: int) -> Array:
+    blank = np.full(n, "", dtype="<U1")
+    blank.flags.writeable = False
+    return blank
+
+
+def _name(value: Value) -> str:
+    """Describe a value in an error without repeating its contents."""
+    if isinstance(value, np.ndarray):
+        return f"an array {value.dtype.str}{list(value.shape)}"
+    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,275 @@
+"""Own the order of messages on one connection [4]: the server's and the client's state machine, as one table.
+
+Bytes go in, events (validated messages) come out; messages go in, buffers come out. A session holds no socket, thread
+or clock. ``server.hub`` and ``client`` drive it. An illegal message from the peer raises `RemoteProtocolError`, after
+which the connection must be closed with ``plugrl-server-resync`` [7.2]; an illegal call of ours raises
+`LocalProtocolError` and changes nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from plugrl_bridges.errors import LocalProtocolError, RemoteProtocolError
+from plugrl_bridges.wire.codec import Buffer
+from plugrl_bridges.wire.messages import Action, Feedback, Infer, Message, Metadata, Observation, parse_bytes, to_bytes
+from plugrl_bridges.wire.reuse import ReuseRule
+
+__all__ = [
+    "ENV_SPEC",
+    "REUSE_FEEDBACK_OBS",
+    "SEEDED_RESET",
+    "TRANSITIONS",
+    "ClientSession",
+    "Role",
+    "ServerSession",
+    "State",
+]
+
+REUSE_FEEDBACK_OBS = "reuse-feedback-obs"
+ENV_SPEC = "env-spec"
+SEEDED_RESET = "seeded-reset"
+
+
+class Role(enum.Enum):
+    """Which end of a connection a session stands for."""
+
+    SERVER = "server"
+    CLIENT = "client"
+
+
+class State(enum.Enum):
+    """Which message is due next, seen from either end."""
+
+    METADATA = "metadata"
+    INFER = "infer"
+    ACTION = "action"
+    FEEDBACK = "feedback"
+
+
+TRANSITIONS: Mapping[State, tuple[type[Message], Role, State]] = {
+    # due             the only legal message, who sends it, what is due then
+    State.METADATA: (Metadata, Role.SERVER, State.INFER),
+    State.INFER: (Infer, Role.CLIENT, State.ACTION),
+    State.ACTION: (Action, Role.SERVER, State.FEEDBACK),
+    State.FEEDBACK: (Feedback, Role.CLIENT, State.INFER),
+}
+"""The whole of [4]: strict alternation. Whatever is not in here is illegal."""
+
+
+class _Session:
+    """Keep what both ends keep: the state, the envs of the open chunk, the reuse rule."""
+
+    role: Role
+
+    def __init__(self, *, parser: Callable[[Buffer | str], Message] = parse_bytes) -> None:
+        self.state = State.METADATA
+        self._parse = parser
+        self._reuse = ReuseRule()
+        self._asked: Infer | None = None
+        self._holding: set[int] = set()
+
+    def _receive(self, data: Buffer | str) -> Message:
+        message = self._parse(data)
+        due, sender, after = TRANSITIONS[self.state]
+        if sender is self.role:
+            raise RemoteProtocolError(
+                f"{message.message_type} came while this side's {self.state.value} was due", clause="4.2"
+            )
+        if type(message) is not due:
+            raise RemoteProtocolError(f"expected {self.state.value}, got {message.message_type}", clause="4.2")
+        self.state = after
+        return message
+
+    def _send(self, message: Message) -> list[Buffer]:
+        due, sender, after = TRANSITIONS[self.state]
+        if sender is not self.role or type(message) is not due:
+            raise LocalProtocolError(
+                f"[4.2] the {self.role.value} may not send {message.message_type}: {self.state.value} is due"
+            )
+        buffers = to_bytes(message)
+        self.state = after
+        return buffers
+
+
+
+
+class ServerSession(_Session):
+    """Stand for the training server on one connection.
+
+    Call `open` for the first buffers to send, then `receive` for each message and `answer` for each infer.
+
+    Args:
+        parser: Replaces the general decoder, for tests and for faster ones of the same meaning.
+    """
+
+    role = Role.SERVER
+
+    def open(self, metadata: Metadata) -> list[Buffer]:
+        """Give the buffers of the metadata; send them first [5.1]."""
+        return self._send(metadata)
+
+    @property
+    def asked(self) -> Infer | None:
+        """The infer that has no answer yet, if any."""
+        return self._asked
+
+    @property
+    def holding(self) -> frozenset[int]:
+        """Envs that hold an action and have not fed back."""
+        return frozenset(self._holding)
+
+    def receive(self, data: Buffer | str) -> tuple[Infer | Feedback, tuple[int, ...]]:
+        """Take in one message of the client.
+
+        Args:
+            data: Payload of one binary frame, or the str of a text frame.
+
+        Returns:
+            The message, and the envs whose rows were dropped from a feedback since they hold no action here [7.6].
+
+        Raises:
+            RemoteProtocolError: close the connection with ``plugrl-server-resync``.
+        """
+        message = self._receive(data)
+        if isinstance(message, Infer):
+            if message.reuse is not None:
+                self._reuse.check(message.env_indices, message.reuse)
+            holding = self._holding.intersection(message.env_indices.tolist()) if self._holding else ()
+            if holding:
+                raise RemoteProtocolError(
+                    f"infer: env {min(holding)} asks for a chunk, but has fed nothing back for the one it holds", clause="4.3"
+                )
+            self._asked = message
+            return message, ()
+        assert isinstance(message, Feedback)  # the table admits nothing else
+        names = message.env_indices.tolist()
+        strangers = tuple(env for env in names if env not in self._holding)
+        if strangers:
+            keep = np.array([env not in strangers for env in names], dtype=np.bool_)
+            message = _rows_of(message, keep)
+        elif not names and self._holding:
+            raise RemoteProtocolError("feedback: env_indices names no env, but actions are held", clause="5.4")
+        self._holding.difference_update(names)
+        self._reuse.note_feedback(message.env_indices, message.terminated, message.truncated)
+        return message, strangers
+
+    def answer(self, action: Action) -> list[Buffer]:
+        """Give the buffers of the answer to the open infer.
+
+        Raises:
+            LocalProtocolError: if no infer is open, or ``env_ids`` is not the infer's ``env_indices`` in order [5.3].
+        """
+        asked = self._asked
+        if asked is None or action.env_ids is None or not np.array_equal(action.env_ids, asked.env_indices):
+            raise LocalProtocolError("[5.3] an action answers the open infer's envs, in its order")
+        buffers = self._send(action)
+        self._asked = None
+        names = action.env_ids.tolist()
+        if action.reset is not None:
+            reset = set(action.reset.env_ids.tolist())
+            self._reuse.forget(reset)
+            names = [env for env in names if env not in reset]
+        self._holding.update(names)
+        return buffers
+
+
+def _rows_of(feedback: Feedback, keep: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Feedback:
+    """Keep the marked rows. The info goes when a row does: it is batched to the rows that were sent."""
+    observation = feedback.observation
+    return replace(
+        feedback,
+        observation=Observation(
+            {name: array[keep] for name, array in observation.images.items()},
+            {name: array[keep] for name, array in observation.states.items()},
+            None if observation.text is None else observation.text[keep],
+        ),
+        env_indices=feedback.env_indices[keep],
+        step_ids=feedback.step_ids[keep],
+        rewards=feedback.rewards[keep],
+        terminated=feedback.terminated[keep],
+        truncated=feedback.truncated[keep],
+        info={},
+    )
+
+
+class ClientSession(_Session):
+    """Stand for an env client on one connection.
+
+    Call `receive` for the metadata, then alternate `infer`, `receive` (the action) and `feedback`. After a reconnect
+    make a new session and drop any feedback that is still held [7.6].
+    """
+
+    role = Role.CLIENT
+
+    def __init__(self, *, parser: Callable[[Buffer | str], Message] = parse_bytes) -> None:
+        super().__init__(parser=parser)
+        self.features: frozenset[str] = frozenset()
+        self.metadata = Metadata({})
+
+    def receive(self, data: Buffer | str) -> Metadata | Action:
+        """Take in one message of the server; an action always has its ``env_ids`` afterwards.
+
+        Raises:
+            RemoteProtocolError: close the connection and reconnect; after a text frame, give up [7.4].
+        """
+        message = self._receive(data)
+        if isinstance(message, Metadata):
+            self.metadata = message
+            self.features = message.features
+            return message
+        assert isinstance(message, Action) and self._asked is not None  # noqa: PT018 - the table admits nothing else
+        asked = self._asked.env_indices
+        if message.env_ids is None:
+            message = replace(message, env_ids=asked)
+        if message.action.shape[1] != len(asked) or not np.array_equal(message.env_ids, asked):
+            raise RemoteProtocolError(
+                f"action: answers envs {message.env_ids.tolist()[:8]}, expected {asked.tolist()[:8]} in this order",
+                clause="5.3",
+            )
+        horizon = self.metadata.data.get("action_horizon")
+        if isinstance(horizon, int) and message.action.shape[0] > horizon:
+            raise RemoteProtocolError(
+                f"action: {message.action.shape[0]} steps, the metadata announced a horizon of {horizon}", clause="5.1"
+            )
+        if message.reset is not None:
+            if SEEDED_RESET not in self.features:
+                raise RemoteProtocolError("action: reset, but the metadata does not list seeded-reset", clause="seeded-reset")
+            self._reuse.forget(message.reset.env_ids.tolist())
+        self._asked = None
+        return message
+
+    def marks(self, infer: Infer) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
+        """Give the rows of an infer that may be left out [10.1]; None if the server does not offer it or none may."""
+        if REUSE_FEEDBACK_OBS not in self.features:
+            return None
+        marks: np.ndarray[tuple[int], np.dtype[np.bool_]] = self._reuse.marks(infer.env_indices)
+        return marks if marks.any() else None
+
+    def infer(self, infer: Infer) -> list[Buffer]:
+        """Give the buffers of an infer.
+
+        Raises:
+            LocalProtocolError: if an infer is not due, or carries what the server did not offer.
+        """
+        if infer.reuse is not None and REUSE_FEEDBACK_OBS not in self.features:
+            raise LocalProtocolError("[10.1] reuse, but the metadata does not list reuse-feedback-obs")
+        if (infer.env_spec is not None or infer.reset_info) and ENV_SPEC not in self.features:
+            raise LocalProtocolError("[env-spec] env_spec or reset_info, but the metadata does not list env-spec")
+        buffers = self._send(infer)
+        self._asked = infer
+        return buffers
+
+    def feedback(self, feedback: Feedback) -> list[Buffer]:
+        """Give the buffers of a feedback; send them together with the next infer's, in one send.
+
+        Raises:
+            LocalProtocolError: if a feedback is not due.
+        """
+        buffers = self._send(feedback)
+        self._reuse.note_feedback(feedback.env_indices, feedback.terminated, feedback.truncated)
+        return buffers
