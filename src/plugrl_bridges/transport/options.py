@@ -1,0 +1,158 @@
+"""Own the socket options and the waiting for readiness, with what each platform lacks.
+
+This module must not know of WebSockets. ``connect`` and ``listen`` set the options, ``websocket`` waits.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+
+__all__ = [
+    "Waiter",
+    "check_api_key",
+    "check_dead_peer_timeout",
+    "check_message_bound",
+    "format_address",
+    "set_options",
+]
+
+_LONGEST_WAIT_S = 1e6
+
+
+def format_address(name: object) -> str:
+    """Write a socket name as ``host:port``, IPv6 hosts in brackets.
+
+    Args:
+        name: What ``getpeername`` or ``accept`` returned; of another family it is written as it is.
+    """
+    if isinstance(name, tuple) and len(name) >= 2:
+        host, port = name[0], name[1]
+        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+    return str(name) or "unix socket"
+
+
+def check_dead_peer_timeout(value_s: float | None) -> None:
+    """Check a ``dead_peer_timeout_s``.
+
+    Raises:
+        ValueError: It is neither None nor a finite number of at least one second.
+    """
+    if value_s is not None and not (math.isfinite(value_s) and value_s >= 1):
+        raise ValueError(f"dead_peer_timeout_s must be None or at least 1 second, not {value_s!r}")
+
+
+def check_message_bound(value: int) -> None:
+    """Check a ``max_message_bytes``.
+
+    Raises:
+        ValueError: It is not a positive int.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"max_message_bytes must be a positive int, not {value!r}")
+
+
+def check_api_key(value: str | None) -> None:
+    """Check an ``api_key``; the text of the error does not show it.
+
+    Raises:
+        ValueError: It is empty, or would not survive as an HTTP header.
+    """
+    if value is not None and not (value and value.isascii() and value.isprintable() and value == value.strip()):
+        raise ValueError("api_key must be printable ASCII text without spaces around it")
+
+
+def set_options(sock: socket.socket, dead_peer_timeout_s: float | None) -> None:
+    """Make a stream socket non-blocking, without Nagle's delay, and let it notice a peer that has vanished.
+
+    Args:
+        sock: A connected socket; options that it or the platform does not have are passed over.
+        dead_peer_timeout_s: Seconds after which a peer that acknowledges nothing is given up; None for the system's
+            own (hours). It also bounds, on Linux, how long a peer may leave its receive window full.
+    """
+    sock.setblocking(False)
+    # A small message behind another one waits 40 ms for an acknowledgement otherwise.
+    _try_option(sock, socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if dead_peer_timeout_s is None:
+        return
+    seconds = max(1, int(dead_peer_timeout_s))
+    probe_s = max(1, seconds // 6)
+    _try_option(sock, socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Silence for half the time, then three probes in the other half. macOS calls the first of them TCP_KEEPALIVE.
+    idle = getattr(socket, "TCP_KEEPIDLE", None) or getattr(socket, "TCP_KEEPALIVE", None)
+    for option, value in (
+        (idle, max(1, seconds // 2)),
+        (getattr(socket, "TCP_KEEPINTVL", None), probe_s),
+        (getattr(socket, "TCP_KEEPCNT", None), 3),
+        (getattr(socket, "TCP_USER_TIMEOUT", None), seconds * 1000),
+    ):
+        if option is not None:
+            _try_option(sock, socket.IPPROTO_TCP, option, value)
+
+
+def _try_option(sock: socket.socket, level: int, option: int, value: int) -> None:
+    try:
+        sock.setsockopt(level, option, value)
+    except OSError:
+        # A Unix socket, or a system that defines the constant without having the option.
+        pass
+
+
+def _milliseconds(timeout_s: float | None) -> int | None:
+    # Rounded up: a wait of 0.2 ms must not become a busy loop of polls of 0 ms.
+    return None if timeout_s is None else math.ceil(min(timeout_s, _LONGEST_WAIT_S) * 1000)
+
+
+class Waiter:
+    """Wait until one socket can be read or written.
+
+    ``select.poll`` has no limit on the file descriptor and is set up once; where it does not exist (Windows),
+    ``select.select`` has no such limit either.
+    """
+
+    __slots__ = ("_both", "_fd", "_read", "_write")
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._read = self._write = self._both = None
+        if hasattr(select, "poll"):
+            self._read, self._write, self._both = select.poll(), select.poll(), select.poll()
+            self._read.register(fd, select.POLLIN)
+            self._write.register(fd, select.POLLOUT)
+            self._both.register(fd, select.POLLIN | select.POLLOUT)
+
+    def readable(self, timeout_s: float | None) -> bool:
+        """Wait until the socket can be read, has ended or has failed.
+
+        Args:
+            timeout_s: Seconds; None for ever.
+        """
+        if self._read is not None:
+            return bool(self._read.poll(_milliseconds(timeout_s)))
+        return bool(select.select([self._fd], [], [], timeout_s)[0])
+
+    def either(self, *, read: bool, write: bool, timeout_s: float | None) -> tuple[bool, bool]:
+        """Wait until the socket can be read or written, whichever is asked for; at least one of them must be.
+
+        Args:
+            read: Wait for bytes to read.
+            write: Wait for room to write.
+            timeout_s: Seconds; None for ever.
+
+        Returns:
+            (readable, writable); an error makes true what was asked for, so that the next call meets it.
+        """
+        if self._read is None:
+            fds = [self._fd]
+            # Windows reports a failed connection only in the third set.
+            ready = select.select(fds if read else [], fds if write else [], fds, timeout_s)
+            return read and bool(ready[0] or ready[2]), write and bool(ready[1] or ready[2])
+        poller = self._both if read and write else self._read if read else self._write
+        assert poller is not None
+        found = poller.poll(_milliseconds(timeout_s))
+        if not found:
+            return False, False
+        bits = found[0][1]
+        broken = bits & (select.POLLERR | select.POLLHUP | select.POLLNVAL)
+        return read and bool(bits & select.POLLIN or broken), write and bool(bits & select.POLLOUT or broken)

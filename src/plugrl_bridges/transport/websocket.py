@@ -1,0 +1,460 @@
+"""Own one WebSocket connection on a plain socket, either end, driven entirely by the thread that calls it.
+
+Here bytes move: receive, send, TLS, the end of the stream. What they mean is ``engine``'s. This module must not know
+what a message says, who else is connected, or what time it is beyond the timeouts it is given. Make a connection
+with ``connect`` or ``Listener.accept``; its messages go on to ``wire``.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import ProtocolError
+from websockets.frames import Close
+from websockets.http11 import Request, Response
+from websockets.server import ServerProtocol
+
+from ..errors import ConnectionClosed
+from .engine import Engine, State
+from .options import Waiter
+from .outgoing import Buffer, MaskedWriter, gather
+
+__all__ = ["WebSocket"]
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES_PER_PUMP = 1 << 23
+_BUFFERS_PER_CALL = 512
+_REASON_BYTES = 123
+_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class WebSocket:
+    """Send and receive messages over one WebSocket connection.
+
+    The socket is non-blocking; every method does its input and output in the calling thread. Not thread safe:
+    callers that share a connection hold a lock. Nothing that the peer does raises from `pump`, `pop`, `recycle`,
+    `ping`, `close`, `finish` or `abort`.
+
+    Args:
+        sock: A connected, non-blocking socket, plain or TLS-wrapped (handshake not done); owned from here on.
+        core: The I/O-free core of the right side, not used yet (server) or with the request queued (client).
+        address: The peer, for messages: ``host:port`` of a client, the URL of a server.
+        max_message_bytes: The largest payload accepted; a larger one ends the connection with close code 1009.
+        answer: Server side: what to respond to a handshake request.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        core: ServerProtocol | ClientProtocol,
+        *,
+        address: str,
+        max_message_bytes: int,
+        answer: Callable[[Request], Response] | None = None,
+    ) -> None:
+        self.address = address
+        """The peer: ``host:port`` of a client, the URL of a server."""
+        self.pings_unanswered = 0
+        """Pings sent since anything at all was received."""
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self._server = isinstance(core, ServerProtocol)
+        self._sock = sock
+        self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
+        self._tls_handshake = self._tls is not None
+        self._tls_wants_write = False
+        self.tls_error: OSError | None = None
+        """Why the TLS handshake failed, if it did."""
+        # Looked up once; a platform (Windows) or TLS without it sends joined buffers.
+        self._sendmsg: Callable[[Sequence[Buffer]], int] | None = (
+            None if self._tls is not None else getattr(sock, "sendmsg", None)
+        )
+        self._writer = None if self._server else MaskedWriter()
+        self._waiter = Waiter(sock.fileno())
+        self._sending = False
+        self._engine = Engine(core, address, max_message_bytes, answer)
+        self._queue = self._engine.queue
+        self._inbox = self._engine.inbox
+
+    def __repr__(self) -> str:
+        return f"<WebSocket {'from' if self._server else 'to'} {self.address}, {self.state.value}>"
+
+    @property
+    def state(self) -> State:
+        """Where the connection is in its life."""
+        return self._engine.state
+
+    @property
+    def closed(self) -> bool:
+        """Whether the socket is gone."""
+        return self._engine.state is State.CLOSED
+
+    @property
+    def close_code(self) -> int | None:
+        """The peer's close code: 1005 if its close frame had none, 1006 if none came; None while it may come."""
+        return self._engine.close_code
+
+    @property
+    def close_reason(self) -> str:
+        """The reason in the peer's close frame."""
+        return self._engine.close_reason
+
+    @property
+    def close_detail(self) -> str:
+        """What else is known of the end: the system's error text, or what the peer did wrong."""
+        return self._engine.close_detail
+
+    @property
+    def handshake_error(self) -> Exception | None:
+        """What was wrong with the TLS or HTTP handshake, if anything; an exception of the library below."""
+        return self.tls_error or self._engine.handshake_error
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether `pump` has something to send that the socket did not take; a selector may wait for that too."""
+        return bool(self._engine.pending) or self._tls_wants_write
+
+    def fileno(self) -> int:
+        """Return the file descriptor for a selector, or -1 once closed."""
+        return self._sock.fileno()
+
+    def pump(self) -> bool:
+        """Read what the socket has now, without blocking; parse it, answer control frames, go on with a handshake.
+
+        It stops when the socket is empty, 16 whole messages are queued, or some MiB were read. It never raises for
+        what the peer does: a peer that breaks the rules is sent the close code of RFC 6455, section 7.4.1.
+
+        Returns:
+            True if anything was read or the state changed.
+        """
+        state, received = self._engine.state, self.bytes_received
+        if state is State.CLOSED:
+            return False
+        try:
+            if not self._tls_handshake or self._shake_hands():
+                self._read()
+        except OSError as exc:
+            self._lost(exc.strerror or str(exc))
+        return self.bytes_received != received or self._engine.state is not state
+
+    def pop(self) -> memoryview | str | None:
+        """Take the next whole message.
+
+        Returns:
+            A view of a binary message, valid until `recycle`; the str of a text message; None if there is none.
+            Messages that came before a close are still delivered.
+        """
+        if not self._queue and self._engine.stalled:
+            # Bytes that were read already would wake no selector.
+            self.pump()
+        return self._queue.popleft() if self._queue else None
+
+    def recycle(self) -> None:
+        """Give back every view that `pop` or `receive` returned; their memory is used again.
+
+        While messages are queued the memory stays as it is. A caller that never recycles loses speed, not data.
+        """
+        if not self._queue:
+            self._inbox.recycle()
+
+    def receive(self, timeout_s: float | None) -> memoryview | str | None:
+        """Wait for a message.
+
+        Args:
+            timeout_s: Seconds; 0 looks without waiting, None waits for ever.
+
+        Returns:
+            A message as from `pop`, or None if none came in time.
+
+        Raises:
+            ConnectionClosed: No message is queued and none will come.
+        """
+        deadline = None
+        while True:
+            if not self._queue:
+                self.pump()
+            if self._queue:
+                return self._queue.popleft()
+            state = self._engine.state
+            if state is not State.OPEN and state is not State.CONNECTING:
+                raise self._closed_error()
+            remaining = None
+            if timeout_s is not None:
+                if timeout_s <= 0:
+                    return None
+                now = time.monotonic()
+                if deadline is None:
+                    deadline = now + timeout_s
+                remaining = deadline - now
+                if remaining <= 0:
+                    return None
+            if self.wants_write:
+                self._waiter.either(read=True, write=True, timeout_s=remaining)
+            else:
+                self._waiter.readable(remaining)
+
+    def send(self, *messages: Sequence[Buffer], timeout_s: float = 60.0) -> None:
+        """Send whole binary messages, all in one system call where the kernel takes them.
+
+        While the peer is slow to read, what it sends is read and queued, so two big senders cannot block each other.
+
+        Args:
+            messages: Each is a sequence of C-contiguous buffers that together are one payload.
+            timeout_s: Seconds for the peer to take everything.
+
+        Raises:
+            ConnectionClosed: The connection is not open, failed, or did not take the bytes in time. In the last two
+                cases it is closed at once: half a frame cannot be continued.
+            TypeError: A part is no C-contiguous buffer; nothing was sent.
+        """
+        if self._engine.state is not State.OPEN:
+            raise self._closed_error()
+        buffers, total = gather(messages) if self._writer is None else self._writer.gather(messages)
+        pending = self._engine.pending
+        if pending:
+            buffers.insert(0, bytes(pending))
+            total += len(pending)
+            pending.clear()
+        if self._sendmsg is None and len(buffers) > 1:
+            buffers = [b"".join(buffers)]
+        count = self._send_some(buffers)
+        if count < total:
+            self._send_rest(buffers, count, timeout_s)
+
+    def send_text(self, text: str) -> None:
+        """Send a text message, as far as the socket takes it at once. PlugRL has none [1], tests have.
+
+        Raises:
+            ConnectionClosed: The connection is not open.
+        """
+        if self._engine.state is not State.OPEN:
+            raise self._closed_error()
+        self._engine.text(text)
+        self._flush()
+
+    def ping(self) -> None:
+        """Send a ping; it counts in `pings_unanswered` until anything is received. Nothing is done unless open."""
+        if self._engine.state is State.OPEN:
+            self.pings_unanswered += 1
+            self._engine.ping()
+            self._flush()
+
+    def close(self, code: int, reason: str = "") -> None:
+        """Start the closing handshake: send the close frame and do not wait. `finish` waits.
+
+        A handshake that is not done is aborted; a connection that is closing or closed is left alone.
+
+        Args:
+            code: A close code that may be sent (RFC 6455, section 7.4).
+            reason: At most 123 bytes of UTF-8; more is cut off.
+
+        Raises:
+            ValueError: The code must not be sent.
+        """
+        reason = reason.encode()[:_REASON_BYTES].decode(errors="ignore")
+        try:
+            Close(code, reason).serialize()
+        except ProtocolError as exc:
+            raise ValueError(f"code must be a WebSocket close code that may be sent, not {code!r}") from exc
+        if self._engine.state is State.CONNECTING:
+            self._lost("closed by this side before the handshake was done")
+        elif self._engine.state is State.OPEN:
+            self._engine.close(code, reason)
+            self._flush()
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for the peer to end the connection, then shut the socket; `close` with 1000 first if that is not done.
+
+        Args:
+            timeout_s: Seconds to wait at most; the socket is shut then in any case.
+        """
+        if self._engine.state is State.OPEN:
+            self.close(1000)
+        deadline = time.monotonic() + timeout_s
+        while self._engine.state is State.CLOSING:
+            self.pump()
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or self.closed:
+                break
+            self._waiter.either(read=True, write=self.wants_write, timeout_s=remaining)
+        self.abort()
+
+    def abort(self) -> None:
+        """Shut the socket now, without a close frame. Idempotent."""
+        self._lost("aborted by this side")
+
+    def _shake_hands(self) -> bool:
+        """Go on with the TLS handshake; True if it is done."""
+        assert self._tls is not None
+        self._tls_wants_write = False
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        except ssl.SSLWantWriteError:
+            self._tls_wants_write = True
+            return False
+        except OSError as exc:
+            self.tls_error = exc
+            detail = f"TLS handshake failed: {exc}"
+            if self._server:
+                logger.warning("connection from %s: %s", self.address, detail)
+            self._lost(detail)
+            return False
+        self._tls_handshake = False
+        return True
+
+    def _read(self) -> None:
+        """Receive and parse until the socket is empty or enough was read."""
+        engine, inbox, sock, tls = self._engine, self._inbox, self._sock, self._tls
+        if engine.pending:
+            self._flush()
+        if engine.stalled:
+            engine.parse()
+            self._settle()
+        budget = _READ_BYTES_PER_PUMP
+        while not engine.stalled and engine.state is not State.CLOSED:
+            space = inbox.target()
+            try:
+                count = sock.recv_into(space)
+            except _WOULD_BLOCK:
+                return
+            if count == 0:
+                detail = engine.end_of_stream()
+                if self._server and engine.state is State.CONNECTING and self.bytes_received:
+                    logger.warning("connection from %s: %s", self.address, detail)
+                self._lost(detail)
+                return
+            inbox.end += count
+            self.bytes_received += count
+            self.pings_unanswered = 0
+            engine.parse()
+            if engine.pending or engine.end_pending or engine.over:
+                self._settle()
+            budget -= count
+            # A plain socket that gave less than there was room for is empty; TLS gives one record at a time and may
+            # hold another that no selector sees.
+            if count < len(space) and tls is None or budget <= 0 and not (tls is not None and tls.pending()):
+                return
+
+    def _settle(self) -> None:
+        """Send what the engine has queued, and shut the socket if it says so."""
+        if not self._sending:
+            self._flush()
+        if self._engine.over:
+            if self._server and self._engine.state is State.CONNECTING:
+                logger.warning("connection from %s: %s", self.address, self._engine.over)
+            self._lost(self._engine.over)
+
+    def _flush(self) -> None:
+        """Send pending control bytes and the end of the stream, as far as the socket takes them."""
+        engine = self._engine
+        pending = engine.pending
+        try:
+            while pending:
+                count = self._sock.send(pending)
+                self.bytes_sent += count
+                del pending[:count]
+            if engine.end_pending:
+                engine.end_pending = False
+                self._end_stream()
+        except _WOULD_BLOCK:
+            pass
+        except OSError as exc:
+            # The peer is gone, but what it sent before it went is still to be read; reading meets the end.
+            logger.debug("%s takes no more bytes: %s", self.address, exc)
+            pending.clear()
+
+    def _end_stream(self) -> None:
+        """Send the end of the stream; RFC 6455, section 7.1.1: the server ends first, and waits for the client."""
+        if self._tls is not None:
+            try:
+                self._tls.unwrap()
+            except OSError:
+                pass  # SSLWantReadError: the close_notify is sent, and its answer is not waited for.
+            self._tls = None
+        self._sock.shutdown(socket.SHUT_WR)
+
+    def _send_some(self, buffers: Sequence[Buffer]) -> int:
+        """Send what the socket takes now, 0 if it is full."""
+        try:
+            if len(buffers) == 1 or self._sendmsg is None:
+                count = self._sock.send(buffers[0])
+            else:
+                count = self._sendmsg(buffers[:_BUFFERS_PER_CALL])
+        except _WOULD_BLOCK:
+            return 0
+        except OSError as exc:
+            self._send_failed(exc)
+        self.bytes_sent += count
+        return count
+
+    def _send_rest(self, buffers: Sequence[Buffer], done: int, timeout_s: float) -> None:
+        """Send what is behind the first `done` bytes, reading meanwhile."""
+        views = deque(memoryview(buffer) for buffer in buffers)
+        deadline = time.monotonic() + timeout_s
+        self._sending = True
+        try:
+            while True:
+                while views and done >= len(views[0]):
+                    done -= len(views.popleft())
+                if not views:
+                    break
+                views[0] = views[0][done:]
+                done = self._send_some(list(views))
+                if not done:
+                    self._wait_to_send(deadline, f"peer did not take {sum(map(len, views))} bytes in {timeout_s:g} s")
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            self._sending = False
+        self._settle()
+
+    def _wait_to_send(self, deadline: float, complaint: str) -> None:
+        """Wait for room in the socket, and read what comes meanwhile."""
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            self._lost(complaint)
+            raise self._closed_error()
+        # A stalled connection reads nothing: waiting for it to be readable would spin.
+        readable, _ = self._waiter.either(read=not self._engine.stalled, write=True, timeout_s=remaining)
+        if readable:
+            self.pump()
+            if self._engine.state is not State.OPEN:
+                raise self._closed_error()
+
+    def _send_failed(self, exc: OSError) -> None:
+        """Read what the peer sent before the failure, a close frame perhaps, and raise."""
+        self._sending = True
+        while self.pump() and not self._engine.stalled:
+            pass
+        self._sending = False
+        self._lost(exc.strerror or str(exc))
+        raise self._closed_error() from exc
+
+    def _lost(self, detail: str) -> None:
+        """Shut the socket; what was known about the end before stays."""
+        engine = self._engine
+        if engine.state is State.CLOSED:
+            return
+        engine.state = State.CLOSED
+        if engine.close_code is None:
+            engine.close_code = 1006
+            engine.close_detail = engine.close_detail or detail
+        engine.stalled = False
+        engine.pending.clear()
+        self._sock.close()
+
+    def _closed_error(self) -> ConnectionClosed:
+        engine = self._engine
+        detail = engine.close_detail or ("the handshake is not done" if engine.state is State.CONNECTING else "")
+        code = 1006 if engine.close_code is None else engine.close_code
+        return ConnectionClosed(self.address, code, engine.close_reason, detail)
