@@ -16,7 +16,8 @@ from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidHandshake, InvalidMessage, InvalidStatus, InvalidURI
 from websockets.uri import WebSocketURI, parse_uri
 
-from ..errors import HandshakeError
+from plugrl_bridges.errors import HandshakeError
+
 from .engine import CORE_LOGGER, State
 from .options import Waiter, check_api_key, check_dead_peer_timeout, check_message_bound, set_options
 from .websocket import WebSocket
@@ -72,7 +73,7 @@ def connect(
         if uri.secure:
             context = ssl if ssl is not None else ssl_module.create_default_context()
             sock = context.wrap_socket(sock, server_hostname=uri.host, do_handshake_on_connect=False)
-        core = ClientProtocol(uri, max_size=max_message_bytes, logger=CORE_LOGGER)
+        core = ClientProtocol(uri, max_size=None, logger=CORE_LOGGER)
         request = core.connect()
         if api_key is not None:
             request.headers["Authorization"] = f"Api-Key {api_key}"
@@ -149,7 +150,7 @@ def _shake_hands(websocket: WebSocket, deadline: float, timeout_s: float) -> Non
                 "it free (not stopped in a debugger)?"
             )
         waiter.either(read=True, write=websocket.wants_write, timeout_s=remaining)
-    if websocket.handshake_error is not None or websocket.closed and websocket.close_code == 1006:
+    if websocket.handshake_error is not None or (websocket.closed and websocket.close_code == 1006):
         raise _translate(websocket)
 
 

@@ -11,16 +11,14 @@ from __future__ import annotations
 import enum
 import logging
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
 from websockets.protocol import State as CoreState
 from websockets.server import ServerProtocol
 
-from .frames import BINARY_FINAL, MASK_BIT, check_header, mask_in_place, parse_header
+from .frames import BINARY_FINAL, CONTROL_BIT, MASK_BIT, check_header, mask_in_place, parse_header
 from .inbox import Inbox
 
 __all__ = ["CORE_LOGGER", "Engine", "State"]
@@ -54,6 +52,10 @@ _STATES = {
 }
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from websockets.client import ClientProtocol
+
     _Adapter = logging.LoggerAdapter[logging.Logger]
 else:
     _Adapter = logging.LoggerAdapter
@@ -62,7 +64,7 @@ else:
 class _QuietCore(_Adapter):
     """Keep the core from logging at DEBUG, where it writes out request headers and with them the api key."""
 
-    def isEnabledFor(self, level: int) -> bool:
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - the name is logging's
         return level >= logging.WARNING and super().isEnabledFor(level)
 
 
@@ -77,7 +79,8 @@ class Engine:
     attributes are plain because the connection's inner loop uses them at every message.
 
     Args:
-        core: The I/O-free core of the right side, not used yet (server) or with the request queued (client).
+        core: The I/O-free core of the right side, not used yet (server) or with the request queued (client). Without
+            a ``max_size``: it would count a ping between two fragments to their message.
         address: The peer, for log messages.
         max_message_bytes: The largest payload accepted; a larger one ends the connection with close code 1009.
         answer: Server side: what to respond to a handshake request.
@@ -125,68 +128,73 @@ class Engine:
 
     def parse(self) -> None:
         """Cut and queue whole binary frames of ``inbox``; hand everything else to the core, in order."""
-        inbox, queue = self.inbox, self.queue
         self.stalled = False
-        while True:
-            state = self.state
-            if state is State.OPEN:
-                if len(queue) >= _QUEUED_MESSAGES:
-                    self.stalled = True
-                    return
-            elif state is State.CONNECTING:
-                if self.over or not self._parse_handshake():
-                    return
-                continue
-            elif not self._skip():
-                return
-            view, start = inbox.view, inbox.start
-            have = inbox.end - start
-            inbox.want = 0
-            if have < 2:
-                return
-            first, second = view[start], view[start + 1]
-            short_lane = first == BINARY_FINAL and second & MASK_BIT == self._mask_bit and self._fragments is None
-            if not short_lane:
-                fault = check_header(first, second, masked=self._server)
-                if fault is not None:
-                    self._fail(fault.code, fault.text)
-                    return
-            lengths = parse_header(view, start, inbox.end)
-            if lengths is None:
-                return
-            header, size = lengths
-            if size > self._max_bytes - (len(self._fragments) if self._fragments is not None else 0) and size > 125:
-                self._fail(1009, f"message of {size} bytes or more exceeds the limit of {self._max_bytes} bytes")
-                return
-            stop = start + header + size
-            if short_lane and state is not State.OPEN:
-                self._skip_bytes = header + size
-                continue
-            if inbox.end < stop:
-                inbox.want = header + size
-                # Huge messages that nobody takes must not pile up; two of the largest size are still read.
-                if size > _LARGE_FRAME_BYTES and queue and size + sum(map(len, queue)) > 2 * self._max_bytes:
-                    self.stalled = True
-                return
-            inbox.start = stop
-            if short_lane:
-                body = start + header
-                if self._server and size:
-                    mask_in_place(inbox.array, view, body, stop, bytes(view[body - 4 : body]))
-                queue.append(view[body:stop])
-                inbox.lent = True
-            else:
-                self._feed_core(bytes(view[start:stop]))
+        while self._may_go_on() and self._take_frame():
+            pass
 
-    def _skip(self) -> bool:
-        """Drop what is not wanted in CLOSING; False if nothing is left to look at."""
-        inbox = self.inbox
+    def _may_go_on(self) -> bool:
+        """Tell whether there may be a frame to take, having dealt with what is none."""
+        if self.state is State.OPEN:
+            self.stalled = len(self.queue) >= _QUEUED_MESSAGES
+            return not self.stalled
+        while self.state is State.CONNECTING:
+            if self.over or not self._parse_handshake():
+                return False
         if self._deaf or self.state is State.CLOSED:
-            inbox.discard()
+            self.inbox.discard()
             return False
-        skipped = min(self._skip_bytes, inbox.end - inbox.start)
-        inbox.start += skipped
-        self._skip_bytes -= skipped
+        return True
+
+    def _take_frame(self) -> bool:
+        """Take the frame at the front of ``inbox``; False if it is not whole yet, or illegal."""
+        inbox = self.inbox
+        view, start = inbox.view, inbox.start
+        have = inbox.end - start
+        inbox.want = 0
+        if self._skip_bytes:
+            return self._skip(have)
+        if have < 2:
+            return False
+        first, second = view[start], view[start + 1]
+        short_lane = first == BINARY_FINAL and second & MASK_BIT == self._mask_bit and self._fragments is None
+        fault = None if short_lane else check_header(first, second, masked=self._server)
+        lengths = None if fault else parse_header(view, start, inbox.end)
+        if lengths is None:
+            if fault:
+                self._fail(*fault)
+            return False
+        header, size = lengths
+        if (size > self._max_bytes and not first & CONTROL_BIT) or (self._fragments and self._overflows(first, size)):
+            self._fail(1009, f"message of {size} bytes or more exceeds the limit of {self._max_bytes} bytes")
+            return False
+        if short_lane and self.state is not State.OPEN:
+            self._skip_bytes = header + size
+            return True
+        if have < header + size:
+            inbox.want = header + size
+            # Huge messages that nobody takes must not pile up; two of the largest size are still read.
+            if size > _LARGE_FRAME_BYTES and self.queue and size + sum(map(len, self.queue)) > 2 * self._max_bytes:
+                self.stalled = True
+            return False
+        body, inbox.start = start + header, start + header + size
+        if short_lane:
+            if self._server:
+                mask_in_place(inbox.array, view, body, body + size, bytes(view[body - 4 : body]))
+            self.queue.append(view[body : body + size])
+            inbox.lent = True
+        else:
+            self._feed_core(bytes(view[start : body + size]))
+        return True
+
+    def _overflows(self, first: int, size: int) -> bool:
+        """Tell whether a continuation makes its message too large."""
+        return not first & CONTROL_BIT and size + len(self._fragments or b"") > self._max_bytes
+
+    def _skip(self, have: int) -> bool:
+        """Drop a message that came after our own close frame, as far as it is here."""
+        dropped = min(self._skip_bytes, have)
+        self.inbox.start += dropped
+        self._skip_bytes -= dropped
         return not self._skip_bytes
 
     def _parse_handshake(self) -> bool:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BINARY_FINAL",
+    "CONTROL_BIT",
     "MASK_BIT",
     "SMALL_MASK_BYTES",
     "Fault",
@@ -34,6 +35,9 @@ __all__ = [
 
 BINARY_FINAL = 0x82
 """First header byte of a whole binary message: FIN, no RSV bit, opcode 2."""
+
+CONTROL_BIT = 0x08
+"""The bit of the first header byte that close, ping and pong have and data frames have not."""
 
 MASK_BIT = 0x80
 """The bit of the second header byte that says that the payload is masked."""
@@ -76,7 +80,7 @@ def check_header(first: int, second: int, *, masked: bool) -> Fault | None:
         return Fault(1002, f"reserved opcode {opcode:#x}")
     if bool(second & MASK_BIT) is not masked:
         return Fault(1002, "frame from a client must be masked" if masked else "frame from a server must not be masked")
-    if opcode & 0x8:
+    if opcode & CONTROL_BIT:
         if not first & 0x80:
             return Fault(1002, "fragmented control frame")
         if second & 0x7F > _MAX_CONTROL_BYTES:

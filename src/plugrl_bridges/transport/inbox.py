@@ -80,4 +80,4 @@ class Inbox:
     def _allocate(self, size: int) -> None:
         # np.empty, unlike bytearray, does not touch the pages: untouched ones cost no memory.
         self.array = np.empty(size, np.uint8)
-        self.view = memoryview(self.array)
+        self.view = self.array.data

@@ -11,21 +11,26 @@ import hmac
 import logging
 import os
 import socket
-import ssl as ssl_module
-from collections.abc import Sequence
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
-from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 
 from .engine import CORE_LOGGER
 from .options import check_api_key, check_dead_peer_timeout, check_message_bound, format_address, set_options
 from .websocket import WebSocket
 
+if TYPE_CHECKING:
+    import ssl as ssl_module
+    from collections.abc import Sequence
+
+    from websockets.http11 import Request, Response
+
 __all__ = ["Listener"]
 
 logger = logging.getLogger(__name__)
 
+_ALL_IPV4 = "0.0.0.0"  # noqa: S104 - only for a caller who asks for it
 _NOBODY = {errno.EAGAIN, errno.EWOULDBLOCK}
 _GONE_AGAIN = {errno.ECONNABORTED, errno.EPROTO, errno.EPERM}
 
@@ -115,7 +120,7 @@ class Listener:
         self._sock.close()
 
     def _welcome(self, sock: socket.socket, address: str) -> WebSocket:
-        core = ServerProtocol(max_size=self._max_bytes, logger=CORE_LOGGER)
+        core = ServerProtocol(max_size=None, logger=CORE_LOGGER)
 
         def answer(request: Request) -> Response:
             return self._refusal(core, request) or core.accept(request)
@@ -139,7 +144,7 @@ def _bind(host: str, port: int, backlog: int) -> socket.socket:
     """Return a bound, listening, non-blocking socket."""
     where = f"{host}:{port}" if host else f"port {port} of all addresses"
     try:
-        found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host or _ALL_IPV4, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as exc:
         raise OSError(f"cannot listen on {where}: {exc}; host must be an address or name of this machine") from exc
     # A name such as localhost that stands for both kinds: clients that are told 127.0.0.1 must get through.
@@ -159,6 +164,8 @@ def _bind(host: str, port: int, backlog: int) -> socket.socket:
         sock.listen(backlog)
     except OSError as exc:
         sock.close()
-        hint = "choose another host" if exc.errno == errno.EADDRNOTAVAIL else "choose another port, or port=0 for a free one"
+        hint = "choose another port, or port=0 for a free one"
+        if exc.errno == errno.EADDRNOTAVAIL:
+            hint = "host must be an address of this machine"
         raise OSError(exc.errno, f"cannot listen on {where}: {exc.strerror or exc}; {hint}") from exc
     return sock

@@ -5,6 +5,7 @@ This module must not know of WebSockets. ``connect`` and ``listen`` set the opti
 
 from __future__ import annotations
 
+import contextlib
 import math
 import select
 import socket
@@ -43,7 +44,7 @@ def check_dead_peer_timeout(value_s: float | None) -> None:
         raise ValueError(f"dead_peer_timeout_s must be None or at least 1 second, not {value_s!r}")
 
 
-def check_message_bound(value: int) -> None:
+def check_message_bound(value: object) -> None:
     """Check a ``max_message_bytes``.
 
     Raises:
@@ -80,7 +81,7 @@ def set_options(sock: socket.socket, dead_peer_timeout_s: float | None) -> None:
     probe_s = max(1, seconds // 6)
     _try_option(sock, socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # Silence for half the time, then three probes in the other half. macOS calls the first of them TCP_KEEPALIVE.
-    idle = getattr(socket, "TCP_KEEPIDLE", None) or getattr(socket, "TCP_KEEPALIVE", None)
+    idle = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))
     for option, value in (
         (idle, max(1, seconds // 2)),
         (getattr(socket, "TCP_KEEPINTVL", None), probe_s),
@@ -92,11 +93,9 @@ def set_options(sock: socket.socket, dead_peer_timeout_s: float | None) -> None:
 
 
 def _try_option(sock: socket.socket, level: int, option: int, value: int) -> None:
-    try:
+    # A Unix socket, or a system that defines the constant without having the option.
+    with contextlib.suppress(OSError):
         sock.setsockopt(level, option, value)
-    except OSError:
-        # A Unix socket, or a system that defines the constant without having the option.
-        pass
 
 
 def _milliseconds(timeout_s: float | None) -> int | None:
@@ -111,16 +110,16 @@ class Waiter:
     ``select.select`` has no such limit either.
     """
 
-    __slots__ = ("_both", "_fd", "_read", "_write")
+    __slots__ = ("_fd", "_polls")
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._read = self._write = self._both = None
+        self._polls: list[select.poll] | None = None
         if hasattr(select, "poll"):
-            self._read, self._write, self._both = select.poll(), select.poll(), select.poll()
-            self._read.register(fd, select.POLLIN)
-            self._write.register(fd, select.POLLOUT)
-            self._both.register(fd, select.POLLIN | select.POLLOUT)
+            # Index: 1 if reading is waited for, plus 2 if writing is.
+            self._polls = [select.poll() for _ in range(4)]
+            for index, poller in enumerate(self._polls):
+                poller.register(fd, (select.POLLIN if index & 1 else 0) | (select.POLLOUT if index & 2 else 0))
 
     def readable(self, timeout_s: float | None) -> bool:
         """Wait until the socket can be read, has ended or has failed.
@@ -128,9 +127,9 @@ class Waiter:
         Args:
             timeout_s: Seconds; None for ever.
         """
-        if self._read is not None:
-            return bool(self._read.poll(_milliseconds(timeout_s)))
-        return bool(select.select([self._fd], [], [], timeout_s)[0])
+        if self._polls is not None:
+            return bool(self._polls[1].poll(_milliseconds(timeout_s)))
+        return self.either(read=True, write=False, timeout_s=timeout_s)[0]
 
     def either(self, *, read: bool, write: bool, timeout_s: float | None) -> tuple[bool, bool]:
         """Wait until the socket can be read or written, whichever is asked for; at least one of them must be.
@@ -143,14 +142,12 @@ class Waiter:
         Returns:
             (readable, writable); an error makes true what was asked for, so that the next call meets it.
         """
-        if self._read is None:
+        if self._polls is None:
             fds = [self._fd]
             # Windows reports a failed connection only in the third set.
             ready = select.select(fds if read else [], fds if write else [], fds, timeout_s)
             return read and bool(ready[0] or ready[2]), write and bool(ready[1] or ready[2])
-        poller = self._both if read and write else self._read if read else self._write
-        assert poller is not None
-        found = poller.poll(_milliseconds(timeout_s))
+        found = self._polls[read + 2 * write].poll(_milliseconds(timeout_s))
         if not found:
             return False, False
         bits = found[0][1]

@@ -6,19 +6,20 @@ This module must not know of sockets; ``websocket`` sends what comes out of here
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from .frames import SMALL_MASK_BYTES, apply_mask, build_header, mask_in_place
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 __all__ = ["Buffer", "MaskedWriter", "gather"]
 
-Buffer = Union[bytes, bytearray, memoryview]
+Buffer: TypeAlias = bytes | bytearray | memoryview
 """A C-contiguous buffer of any item type, such as ``bytes`` or ``array.data``."""
 
 _JOIN_BYTES = 32768
@@ -31,14 +32,15 @@ def _flat(parts: Sequence[Buffer]) -> tuple[list[Buffer], int]:
     total = 0
     for part in parts:
         if isinstance(part, (bytes, bytearray)):
+            buffer: Buffer = part
             size = len(part)
         else:
-            part = memoryview(part)
-            size = part.nbytes
-            if size and (part.format != "B" or part.ndim != 1):
-                part = part.cast("B")
+            view = memoryview(part)
+            size = view.nbytes
+            # A view with a zero in its shape cannot be cast.
+            buffer = view if not size or (view.format == "B" and view.ndim == 1) else view.cast("B")
         if size:
-            flat.append(part)
+            flat.append(buffer)
             total += size
     return flat, total
 
@@ -79,7 +81,7 @@ class MaskedWriter:
 
     def __init__(self) -> None:
         self._array: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._view = memoryview(self._array)
+        self._view = self._array.data
 
     def gather(self, messages: Sequence[Sequence[Buffer]]) -> tuple[list[Buffer], int]:
         """Frame and mask messages.
@@ -111,7 +113,7 @@ class MaskedWriter:
         needed = payload_bytes + 14 * len(flats) + 8
         if len(self._view) < needed or len(self._view) > max(_KEEP_BYTES, 4 * needed):
             self._array = np.empty(needed + needed // 4, np.uint8)
-            self._view = memoryview(self._array)
+            self._view = self._array.data
         view = self._view
         at = begin = -1
         for flat, size in flats:

@@ -7,23 +7,29 @@ with ``connect`` or ``Listener.accept``; its messages go on to ``wire``.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from websockets.client import ClientProtocol
 from websockets.exceptions import ProtocolError
 from websockets.frames import Close
-from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 
-from ..errors import ConnectionClosed
+from plugrl_bridges.errors import ConnectionClosed
+
 from .engine import Engine, State
 from .options import Waiter
 from .outgoing import Buffer, MaskedWriter, gather
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from websockets.client import ClientProtocol
+    from websockets.http11 import Request, Response
 
 __all__ = ["WebSocket"]
 
@@ -138,7 +144,7 @@ class WebSocket:
         if state is State.CLOSED:
             return False
         try:
-            if not self._tls_handshake or self._shake_hands():
+            if not self._tls_handshake or self._tls is None or self._shake_hands(self._tls):
                 self._read()
         except OSError as exc:
             self._lost(exc.strerror or str(exc))
@@ -216,6 +222,7 @@ class WebSocket:
         """
         if self._engine.state is not State.OPEN:
             raise self._closed_error()
+        # Everything is framed before anything is sent, so a buffer that is none leaves the connection as it was.
         buffers, total = gather(messages) if self._writer is None else self._writer.gather(messages)
         pending = self._engine.pending
         if pending:
@@ -290,12 +297,11 @@ class WebSocket:
         """Shut the socket now, without a close frame. Idempotent."""
         self._lost("aborted by this side")
 
-    def _shake_hands(self) -> bool:
+    def _shake_hands(self, tls: ssl.SSLSocket) -> bool:
         """Go on with the TLS handshake; True if it is done."""
-        assert self._tls is not None
         self._tls_wants_write = False
         try:
-            self._tls.do_handshake()
+            tls.do_handshake()
         except ssl.SSLWantReadError:
             return False
         except ssl.SSLWantWriteError:
@@ -341,7 +347,9 @@ class WebSocket:
             budget -= count
             # A plain socket that gave less than there was room for is empty; TLS gives one record at a time and may
             # hold another that no selector sees.
-            if count < len(space) and tls is None or budget <= 0 and not (tls is not None and tls.pending()):
+            if tls is None and (count < len(space) or budget <= 0):
+                return
+            if tls is not None and budget <= 0 and not tls.pending():
                 return
 
     def _settle(self) -> None:
@@ -375,10 +383,9 @@ class WebSocket:
     def _end_stream(self) -> None:
         """Send the end of the stream; RFC 6455, section 7.1.1: the server ends first, and waits for the client."""
         if self._tls is not None:
-            try:
+            # SSLWantReadError: the close_notify is sent, and its answer is not waited for.
+            with contextlib.suppress(OSError):
                 self._tls.unwrap()
-            except OSError:
-                pass  # SSLWantReadError: the close_notify is sent, and its answer is not waited for.
             self._tls = None
         self._sock.shutdown(socket.SHUT_WR)
 
@@ -392,7 +399,7 @@ class WebSocket:
         except _WOULD_BLOCK:
             return 0
         except OSError as exc:
-            self._send_failed(exc)
+            raise self._send_failure(exc) from exc
         self.bytes_sent += count
         return count
 
@@ -431,14 +438,14 @@ class WebSocket:
             if self._engine.state is not State.OPEN:
                 raise self._closed_error()
 
-    def _send_failed(self, exc: OSError) -> None:
-        """Read what the peer sent before the failure, a close frame perhaps, and raise."""
+    def _send_failure(self, exc: OSError) -> ConnectionClosed:
+        """Read what the peer sent before the failure, a close frame perhaps, and return the error to raise."""
         self._sending = True
         while self.pump() and not self._engine.stalled:
             pass
         self._sending = False
         self._lost(exc.strerror or str(exc))
-        raise self._closed_error() from exc
+        return self._closed_error()
 
     def _lost(self, detail: str) -> None:
         """Shut the socket; what was known about the end before stays."""
