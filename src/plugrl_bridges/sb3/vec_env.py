@@ -1,0 +1,309 @@
+"""Own the view that Stable-Baselines3 has of remote environments: a ``VecEnv``. Translates, decides nothing.
+
+``server.lockstep`` steps; ``sb3.make`` adds what SB3's ``make_vec_env`` adds. Needs Stable-Baselines3.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvObs, VecEnvStepReturn
+
+from plugrl_bridges.errors import SpaceError
+from plugrl_bridges.server.lockstep import Lockstep
+from plugrl_bridges.server.options import BridgeOptions
+
+if TYPE_CHECKING:
+    import os
+    import ssl as ssl_module
+
+    from plugrl_bridges.server.result import StepResult
+    from plugrl_bridges.wire.codec import Array
+
+__all__ = ["PlugRLVecEnv", "PlugRemoteVecEnv"]
+
+logger = logging.getLogger(__name__)
+
+Space: TypeAlias = "spaces.Space[Any]"
+Indices: TypeAlias = "int | Iterable[int] | None"
+
+_NEEDS_CLIENTS = frozenset(
+    {"num_envs", "observation_space", "action_space", "render_mode", "metadata", "reset_infos", "_seeds", "_options"}
+)
+
+
+class PlugRemoteVecEnv(VecEnv):
+    """Present environments that run in env clients as a Stable-Baselines3 ``VecEnv``.
+
+    Listens at once. What only a client can tell (the spaces, ``num_envs``) is waited for when it is first asked, so that
+    ``port`` and ``url`` can be read, and a client be started, before. Wrap it with `make_vec_env` for monitoring, give it
+    to any SB3 algorithm, and `close` it at the end: clients then hear that the run is over.
+
+    For Gymnasium trainers take ``plugrl_bridges.gym.PlugRLVectorEnv`` instead.
+
+    Args:
+        num_envs: Slots; None takes the envs of the first client.
+        host: Address to listen on; loopback unless told otherwise.
+        port: Port to listen on; 0 takes a free one, which ``port`` tells.
+        observation_space: One env's space; None takes what the client announces, else infers it.
+        action_space: One env's space; None takes what the client announces.
+        image_key: Surface only this image entry of the observations.
+        state_key: Surface only this state entry of the observations.
+        action_horizon: Actions per env in one exchange; above 1 an action is ``[H, *shape]`` and a reward a sum.
+        timeout: Seconds a step or reset may take, and a lost slot may stay vacant.
+        connect_timeout: Seconds to wait for the first clients; None waits for ever.
+        on_client_loss: ``"truncate"``: a lost client's episodes are truncated and a replacement is waited for;
+            ``"raise"``: a `ClientLost` is raised.
+        episode_log: CSV file to write one row per finished episode to.
+        api_key: Clients must send it; None admits all.
+        ssl: Server-side context for ``wss``.
+        allowed_origins: Web origins whose pages may connect.
+        ping_interval: Seconds between pings; None sends none.
+        ping_timeout: Seconds a waiting client may leave a ping unanswered; None for ever.
+
+    Raises:
+        ValueError: naming the argument that is out of range (`TypeError` for a wrong type).
+        PlugRLError: if the port cannot be had.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_envs: int | None = None,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        observation_space: Space | None = None,
+        action_space: Space | None = None,
+        image_key: str | None = None,
+        state_key: str | None = None,
+        action_horizon: int = 1,
+        timeout: float = 60.0,
+        connect_timeout: float | None = 300.0,
+        on_client_loss: str = "truncate",
+        episode_log: str | os.PathLike[str] | None = None,
+        api_key: str | None = None,
+        ssl: ssl_module.SSLContext | None = None,
+        allowed_origins: Sequence[str] = (),
+        ping_interval: float | None = 20.0,
+        ping_timeout: float | None = 20.0,
+    ) -> None:
+        self._lockstep = Lockstep(
+            BridgeOptions(
+                num_envs=num_envs, host=host, port=port, observation_space=observation_space, action_space=action_space,
+                image_key=image_key, state_key=state_key, action_horizon=action_horizon, timeout=timeout,
+                connect_timeout=connect_timeout, on_client_loss=on_client_loss, episode_log=episode_log, api_key=api_key,
+                ssl=ssl, allowed_origins=allowed_origins, ping_interval=ping_interval, ping_timeout=ping_timeout,
+            )
+        )  # fmt: skip
+        self._finalizer = weakref.finalize(self, self._lockstep.close)
+        self._finalizer.atexit = False  # the hub sees to the interpreter's exit
+        self._connected = False
+
+    # Before and after the clients ---------------------------------------------------------------------------------
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return self._lockstep.port
+
+    @property
+    def url(self) -> str:
+        """The URL for ``plugrl-env-client --url``."""
+        return self._lockstep.url
+
+    @property
+    def client_losses(self) -> int:
+        """How many times a client with slots was lost."""
+        return self._lockstep.roster.client_losses
+
+    def __getattr__(self, name: str) -> Any:
+        """Wait for the clients when something is asked that only they can tell."""
+        if name in _NEEDS_CLIENTS and not self.__dict__.get("_connected", True):
+            self._connect()
+            return getattr(self, name)
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
+    def _connect(self) -> None:
+        if self._connected:
+            return
+        lockstep = self._lockstep
+        lockstep.connect()
+        observation_space = lockstep.observation_layout.space
+        if isinstance(observation_space, spaces.Dict) and any(
+            isinstance(inner, (spaces.Dict, spaces.Tuple)) for inner in observation_space.spaces.values()
+        ):
+            raise SpaceError(
+                f"Stable-Baselines3 takes no nested observation spaces: {observation_space}; flatten them at the client"
+            )
+        self._connected = True
+        super().__init__(
+            lockstep.num_envs, observation_space, lockstep.action_layout.stacked(lockstep.options.action_horizon)
+        )
+
+    def __repr__(self) -> str:
+        """Show the address and whether clients are here."""
+        state = f"{self.num_envs} envs" if self._connected else "waiting for clients"
+        return f"<{type(self).__name__} {self.url} {state}>"
+
+    # The VecEnv methods -------------------------------------------------------------------------------------------
+
+    def reset(self) -> VecEnvObs:
+        """Reset every env, with the seeds and options set before, which are then used up.
+
+        Returns:
+            First observations, ``[num_envs, ...]`` or a dict or tuple of such arrays.
+
+        Raises:
+            ConnectTimeout: if the clients did not come in time.
+            StepTimeout: naming the slots that did not answer in time.
+            ClientLost: if a client went away and none took its place.
+        """
+        self._connect()
+        observations, infos = self._lockstep.reset(self._seeds, self._options)
+        self.reset_infos = infos
+        self._reset_seeds()
+        self._reset_options()
+        return self._nest(observations)
+
+    def step_async(self, actions: Array) -> None:
+        """Send every env its action; call `step_wait` next.
+
+        Args:
+            actions: ``[num_envs, *action_shape]``.
+
+        Raises:
+            ValueError: for NaN or a wrong shape, naming the slot; nothing was sent then.
+            EnvPoisoned: if an earlier step failed.
+        """
+        self._lockstep.send(actions)
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Collect the step.
+
+        Returns:
+            Observations, float32 rewards ``[num_envs]``, dones ``[num_envs]``, one info dict per env. On a done row the
+            observation is the next episode's first, and the info has ``terminal_observation``; ``TimeLimit.truncated``
+            is true only for truncated and not terminated; ``client_lost`` is true where a lost client ended the episode.
+
+        Raises:
+            StepTimeout: naming the slots that did not answer in time.
+            ClientLost: if a client went away and none took its place.
+        """
+        step = self._lockstep.wait()
+        dones = step.terminated | step.truncated
+        infos = step.infos
+        for info in infos:
+            info["TimeLimit.truncated"] = False
+        if step.finals:
+            self._end_episodes(step, infos)
+        return self._nest(step.observations), step.rewards.astype(np.float32), dones, infos
+
+    def _end_episodes(self, step: StepResult, infos: list[dict[str, Any]]) -> None:
+        layout = self._lockstep.observation_layout
+        for finals in step.finals:
+            for at, slot in enumerate(finals.slots):
+                infos[slot]["TimeLimit.truncated"] = bool(step.truncated[slot] and not step.terminated[slot])
+                infos[slot]["terminal_observation"] = layout.nest([array[at] for array in finals.arrays])
+                self.reset_infos[slot] = step.reset_infos.get(slot, {})
+        for slot in step.lost:
+            infos[slot]["client_lost"] = True
+
+    def close(self) -> None:
+        """Tell every client that the run is over, and free the port; idempotent, bounded."""
+        self._finalizer.detach()
+        self._lockstep.close()
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Set the seeds of the next reset: env i gets ``seed + i``; None lets each client seed as it likes.
+
+        Returns:
+            The seeds, one per env.
+        """
+        if seed is None:
+            self._reset_seeds()
+            return self._seeds
+        return super().seed(int(seed))
+
+    def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
+        """Set the options of the next reset, for all envs or one dict per env; they are used once and never changed."""
+        if isinstance(options, Sequence) and len(options) != self.num_envs:
+            raise ValueError(f"options: expected one dict per env, {self.num_envs}, got {len(options)}")
+        if options is not None and not isinstance(options, (Mapping, Sequence)):
+            raise TypeError(f"options must be a dict or a list of dicts, got {type(options).__name__}")
+        super().set_options(deepcopy(options))
+
+    # What cannot cross the boundary -------------------------------------------------------------------------------
+
+    def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
+        """Give what is known here of the envs: ``render_mode``, ``spec`` (id and time limit), and the spaces.
+
+        Raises:
+            AttributeError: for anything else: the env is in another process and the protocol carries no attributes.
+        """
+        announced = self._lockstep.announced
+        known = {
+            "render_mode": announced.render_mode,
+            "observation_space": self._lockstep.observation_layout.space,
+            "action_space": self._lockstep.action_layout.space,
+        }
+        if announced.spec is not None:
+            known["spec"] = announced.spec
+        if attr_name not in known:
+            raise AttributeError(
+                f"remote environments cannot be asked for {attr_name!r}: protocol version 1 carries no attributes; known "
+                f"here are {sorted(known)}"
+            )
+        return [known[attr_name] for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
+        """Refuse: the env is in another process.
+
+        Raises:
+            AttributeError: always.
+        """
+        raise AttributeError(
+            f"cannot set {attr_name!r} on remote environments: protocol version 1 carries no attributes; set it at the "
+            "client (--env-kwargs, --env-factory) or pass it as a reset option"
+        )
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """Refuse: the env is in another process.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            f"cannot call {method_name!r} on remote environments: protocol version 1 carries no calls; call it at the "
+            "client, inside an --env-factory"
+        )
+
+    def env_is_wrapped(self, wrapper_class: type[Any], indices: Indices = None) -> list[bool]:
+        """Tell that no env is wrapped on this side; wrappers at the client are not visible from here."""
+        return [False for _ in self._get_indices(indices)]
+
+    def get_images(self) -> Sequence[Array | None]:
+        """Refuse: pictures of a remote env do not cross the boundary.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "remote environments cannot be rendered from the trainer: protocol version 1 carries no render calls; render at "
+            "the client"
+        )
+
+    def _nest(self, arrays: list[Array]) -> VecEnvObs:
+        nested: VecEnvObs = self._lockstep.observation_layout.nest(arrays)
+        return nested
+
+
+PlugRLVecEnv = PlugRemoteVecEnv
+"""The same class, under the name that published experiment scripts use."""

@@ -1,0 +1,73 @@
+"""Own the texts that say who is missing, for warnings and errors: address, k of N envs, slots, time, last words.
+
+Pure: it formats what it is given. ``server.lockstep`` asks for the texts.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from plugrl_bridges.server.seats import Loss, Seat
+
+__all__ = ["client_command", "slots_text", "still_acting", "vacant_slots", "waiting_for_clients"]
+
+
+def client_command(url: str, num_envs: int | None) -> str:
+    """Give the command that starts a client for this bridge."""
+    return f"plugrl-env-client --env-id <id> --num-envs {num_envs or '<n>'} --url {url}"
+
+
+def slots_text(slots: Iterable[int]) -> str:
+    """Write slots as ranges: ``0-7, 12``."""
+    runs: list[list[int]] = []
+    for slot in sorted(slots):
+        if runs and slot == runs[-1][1] + 1:
+            runs[-1][1] = slot
+        else:
+            runs.append([slot, slot])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def waiting_for_clients(
+    url: str, num_envs: int | None, waiting: Sequence[Seat], elapsed_s: float, notes: Sequence[str] = ()
+) -> str:
+    """Say how many envs are here before the first step, from where, and how to start more."""
+    have = sum(len(seat.envs) for seat in waiting)
+    text = f"waiting for env clients at {url} for {elapsed_s:.0f} s: {have} of {num_envs or '?'} envs are here"
+    if waiting:
+        text += " (" + "; ".join(f"{seat.peer.address}: {len(seat.envs)}" for seat in waiting) + ")"
+    for note in notes:
+        text += f"; {note}"
+    return f"{text}. Start a client with: {client_command(url, num_envs)}"
+
+
+def still_acting(url: str, seats: Sequence[Seat], num_envs: int, elapsed_s: float) -> str:
+    """Say which slots have no result for the step."""
+    missing = [slot for seat in seats for slot in seat.slots]
+    who = "; ".join(
+        f"slots {slots_text(s.slots)} at {s.peer.address}, last message: {s.peer.last_words()}" for s in seats
+    )
+    return (
+        f"the environment at {url} took longer than {elapsed_s:.1f} s: {num_envs - len(missing)} of {num_envs} envs "
+        f"answered; missing: {who}"
+    )
+
+
+def vacant_slots(url: str, losses: dict[int, Loss], num_envs: int, elapsed_s: float) -> str:
+    """Say which slots lost their client, to whom they belonged, and how to start another."""
+    by_loss: dict[int, tuple[Loss, list[int]]] = {}
+    for slot, loss in losses.items():
+        by_loss.setdefault(id(loss), (loss, []))[1].append(slot)
+    who = "; ".join(
+        f"slots {slots_text(slots)} were at {loss.address}, lost {time.monotonic() - loss.at:.1f} s ago: {loss.why}; "
+        f"last message: {loss.last_words}"
+        for loss, slots in by_loss.values()
+    )
+    return (
+        f"{num_envs - len(losses)} of {num_envs} envs are connected to {url} and no client took the vacant slots within "
+        f"{elapsed_s:.1f} s: {who}. Start a client with: {client_command(url, len(losses))}"
+    )

@@ -1,0 +1,179 @@
+"""Own who is here: the connections that offer envs, their seats, the spaces they agree on, and the losses.
+
+Joins the pure slot table with what connections announce. Sends nothing and waits for nothing; ``server.lockstep`` tells
+it of arrivals and losses, under the hub's lock, and makes steps of whoever sits.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gymnasium import spaces
+
+from plugrl_bridges.errors import PlugRLError, SpaceError
+from plugrl_bridges.server import report
+from plugrl_bridges.server.announced import Announced
+from plugrl_bridges.server.hub import FEEDBACK_TIMEOUT
+from plugrl_bridges.server.seats import Loss, Seat
+from plugrl_bridges.server.slots import Candidate, Effect, Parked, Seated, SlotTable
+from plugrl_bridges.spaces import ActionLayout, ObservationLayout, infer_observation_space
+from plugrl_bridges.wire.info import split_info
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from plugrl_bridges.server.options import BridgeOptions
+    from plugrl_bridges.server.peer import Peer
+    from plugrl_bridges.wire.messages import Infer
+
+__all__ = ["Roster"]
+
+logger = logging.getLogger(__name__)
+
+Space: TypeAlias = "spaces.Space[Any]"
+
+
+class Roster:
+    """Keep the seats of a lockstep.
+
+    Args:
+        options: As the adapters take them.
+
+    Attributes:
+        sitting: Seats that fill slots, in slot order.
+        losses: Vacant slots, and who left them.
+        unreported: Slots whose loss the trainer has not been told of yet.
+        client_losses: Connections with slots that were lost so far.
+        failure: An error that the trainer must hear of, or None.
+    """
+
+    def __init__(self, options: BridgeOptions) -> None:
+        self.sitting: list[Seat] = []
+        self.losses: dict[int, Loss] = {}
+        self.unreported: dict[int, Loss] = {}
+        self.client_losses = 0
+        self.failure: PlugRLError | None = None
+        self.announced: Announced | None = None
+        self.observation_layout: ObservationLayout | None = None
+        self.action_layout: ActionLayout | None = None
+        self._options = options
+        self._table = SlotTable(options.num_envs)
+        self._seats: dict[int, Seat] = {}
+        self._warned: set[str] = set()
+
+    @property
+    def num_envs(self) -> int | None:
+        """Number of slots, or None while no client has come to decide it."""
+        return self._table.num_envs
+
+    @property
+    def filled(self) -> bool:
+        """Whether every slot has been filled once."""
+        return self._table.filled
+
+    def seat_of(self, peer: Peer) -> Seat | None:
+        """Give the seat of a connection, or None if it is new."""
+        return self._seats.get(peer.number)
+
+    def warn_once(self, text: str) -> None:
+        """Log a warning the first time it is given."""
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning("%s", text)
+
+    def waiting_text(self, url: str, elapsed_s: float) -> str:
+        """Say who is here before the first step."""
+        waiting = list(self._seats.values())
+        notes = []
+        if sum(len(seat.envs) for seat in waiting) >= (self.num_envs or 1):
+            notes = ["these do not add up to the slots, since a connection is seated with all its envs or not at all"]
+        return report.waiting_for_clients(url, self.num_envs, waiting, elapsed_s, notes)
+
+    def welcome(self, peer: Peer, infer: Infer) -> None:
+        """Take in a connection's first infer; it sits, or is a spare.
+
+        Raises:
+            RemoteProtocolError: for an ``env_spec`` or an observation that is not as it should be.
+            SpaceError: if its spaces are not those in use; while slots are open, ``failure`` has it too.
+        """
+        announced = Announced.from_wire(infer.env_spec)
+        layout = self._agree(peer, announced, infer)
+        n = len(infer.env_indices)
+        seat = Seat(peer, tuple(infer.env_indices.tolist()), announced.features)
+        seat.held = layout.allocate(n)
+        layout.read(infer.observation, seat.held, slice(0, n))
+        seat.reset_infos = split_info(infer.reset_info or {}, n)
+        self._seats[peer.number] = seat
+        self._apply(self._table.arrive(Candidate(peer.number, n, announced.rank, announced.group_num_envs)))
+
+    def leave(self, peer: Peer, why: str) -> Seat | None:
+        """Take in the end of a connection; give its seat, if it had slots. Spares that fit move up."""
+        seat = self._seats.pop(peer.number, None)
+        if seat is None:
+            return None
+        if seat in self.sitting:
+            self.sitting.remove(seat)
+            self.client_losses += 1
+            logger.warning("lost the client of slots %s at %s: %s", report.slots_text(seat.slots), peer.address, why)
+            loss = Loss(peer.address, why, peer.last_words(), time.monotonic(), timed_out=why == FEEDBACK_TIMEOUT)
+            for slot in seat.slots:
+                self.losses[slot] = loss
+                self.unreported[slot] = loss
+        self._apply(self._table.leave(peer.number))
+        return seat if seat.slots else None
+
+    def _agree(self, peer: Peer, announced: Announced, infer: Infer) -> ObservationLayout:
+        """Fix the spaces on the first client, and hold later ones to them."""
+        try:
+            if self.observation_layout is None or self.action_layout is None:
+                layout = ObservationLayout(self._observation_space(announced, infer))
+                action_space = self._options.action_space or announced.action_space
+                if action_space is None:
+                    raise SpaceError("it announces no action space: pass action_space=")
+                action_layout = ActionLayout(action_space)
+                action_layout.stacked(self._options.action_horizon)
+                n = len(infer.env_indices)
+                layout.read(infer.observation, layout.allocate(n), slice(0, n))
+                self.announced, self.observation_layout, self.action_layout = announced, layout, action_layout
+            announced.check_against(self.observation_layout.space, self.action_layout.space, self.warn_once)
+        except SpaceError as exc:
+            error = SpaceError(f"the client at {peer.address} does not fit: {exc}")
+            if not self.filled:
+                self.failure = error
+            raise error from exc
+        return self.observation_layout
+
+    def _observation_space(self, announced: Announced, infer: Infer) -> Space:
+        options = self._options
+        if options.observation_space is not None:
+            return options.observation_space
+        space = announced.observation_space
+        if space is None:
+            return infer_observation_space(infer.observation, image_key=options.image_key, state_key=options.state_key)
+        keys = [key for key in (options.image_key, options.state_key) if key is not None]
+        if not keys or not isinstance(space, spaces.Dict):
+            return space
+        missing = [key for key in keys if key not in space.spaces]
+        if missing:
+            raise SpaceError(f"it announces no entry {missing}: it has {list(space.spaces)}")
+        return space[keys[0]] if len(keys) == 1 else spaces.Dict({key: space[key] for key in keys})
+
+    def _apply(self, effects: Sequence[Effect]) -> None:
+        """Carry out what the table decided; vacated slots were noted by `leave`."""
+        for effect in effects:
+            seat = self._seats.get(effect.connection)
+            if seat is None:
+                continue
+            if isinstance(effect, Seated):
+                seat.sit(effect.slots)
+                self.sitting.append(seat)
+                self.sitting.sort(key=lambda each: each.slots)
+                for slot in effect.slots:
+                    self.losses.pop(slot, None)
+                logger.info("%s has slots %s", seat.peer.address, report.slots_text(effect.slots))
+            elif isinstance(effect, Parked):
+                logger.info("%s is a spare: %s", seat.peer.address, effect.reason)
+                if not self.filled and len(seat.envs) > (self.num_envs or 0):
+                    self.warn_once(f"{seat.peer.address} cannot be seated: {effect.reason}")
