@@ -13,7 +13,7 @@ import time
 from urllib.parse import urlsplit
 
 from websockets.client import ClientProtocol
-from websockets.exceptions import InvalidHandshake, InvalidMessage, InvalidStatus, InvalidURI
+from websockets.exceptions import InvalidStatus, InvalidURI
 from websockets.uri import WebSocketURI, parse_uri
 
 from plugrl_bridges.errors import HandshakeError
@@ -165,13 +165,12 @@ def _translate(websocket: WebSocket) -> HandshakeError:
         text = f"{url} refused the handshake with HTTP {status}: {advice}" + (f" (it says {body!r})" if body else "")
     elif websocket.tls_error is not None:
         text = f"TLS handshake with {url} failed: {exc}; does the server speak TLS, with a certificate known here?"
-    elif isinstance(exc, InvalidMessage) and not websocket.bytes_received:
-        text = f"{url} closed the connection during the handshake: {websocket.close_detail}"
-    elif isinstance(exc, InvalidHandshake):
+    elif exc is not None and websocket.bytes_received:
+        # The core of websockets 13 leaves a ValueError or EOFError as it is; later ones wrap it.
         cause = f" ({exc.__cause__})" if exc.__cause__ is not None else ""
         text = f"{url} is not a WebSocket server, or a broken one: {exc}{cause}"
     else:
-        text = f"{url} ended the connection during the handshake: {websocket.close_detail}"
+        text = f"{url} closed the connection during the handshake: {websocket.close_detail}"
     error = HandshakeError(text, status=status)
     error.__cause__ = exc
     return error

@@ -1,0 +1,519 @@
+"""Messages arrive whole and in order, however they are cut, framed and sent."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import websockets.sync.client
+import websockets.sync.server
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plugrl_bridges.errors import ConnectionClosed
+from plugrl_bridges.transport import Listener, State, connect
+from tests.transport.ends import (
+    SIZES,
+    Task,
+    drain,
+    frame,
+    our_pair,
+    popped,
+    pump_until,
+    raw_end,
+    read_frame,
+    serve_handshake,
+    take,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from plugrl_bridges.transport import WebSocket
+
+BOTH = pytest.mark.parametrize("server", [True, False], ids=["server", "client"])
+
+
+def payload(size: int) -> bytes:
+    return np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8).tobytes()
+
+
+def echo_all(websocket: WebSocket) -> None:
+    """Send back what comes, until the peer closes."""
+    with suppress(ConnectionClosed):
+        while True:
+            message = websocket.receive(60)
+            assert isinstance(message, memoryview)
+            websocket.send([message])
+            websocket.recycle()
+    assert websocket.close_code == 1000, websocket.close_detail
+
+
+def ask_all(websocket: WebSocket, sizes: tuple[int, ...]) -> None:
+    """Send messages of all sizes, in two parts, and see them come back."""
+    for size in sizes:
+        data = payload(size)
+        websocket.send([data[: size // 3], memoryview(data)[size // 3 :]])
+        assert take(websocket) == data, size
+        websocket.recycle()
+    websocket.close(1000)
+
+
+@pytest.mark.parametrize("asker", ["server", "client"])
+def test_our_two_ends_echo_all_sizes(asker: str) -> None:
+    with our_pair() as ends:
+        first, second = ends if asker == "server" else ends[::-1]
+        task = Task(lambda: echo_all(second))
+        ask_all(first, (*SIZES, 1 << 26))
+        task.result()
+
+
+@pytest.mark.parametrize("sizes", [SIZES, (1 << 26,)], ids=["small", "64MiB"])
+def test_our_client_and_the_librarys_server_echo_all_sizes(sizes: tuple[int, ...]) -> None:
+    def handler(connection: websockets.sync.server.ServerConnection) -> None:
+        for message in connection:
+            connection.send(message)
+
+    with websockets.sync.server.serve(handler, "127.0.0.1", 0, max_size=None) as server:
+        task = Task(server.serve_forever)
+        client = connect(f"ws://127.0.0.1:{server.socket.getsockname()[1]}/")
+        ask_all(client, sizes)
+        client.finish(20)
+        assert client.close_code == 1000
+        server.shutdown()
+    task.result()
+
+
+@pytest.mark.parametrize("sizes", [SIZES, (1 << 26,)], ids=["small", "64MiB"])
+def test_our_server_and_the_librarys_client_echo_all_sizes(sizes: tuple[int, ...]) -> None:
+    listener = Listener("127.0.0.1", 0)
+
+    def ask() -> None:
+        url = f"ws://127.0.0.1:{listener.port}"
+        with websockets.sync.client.connect(url, max_size=None, compression="deflate") as client:
+            for size in sizes:
+                client.send(payload(size))
+                assert client.recv() == payload(size)
+                client.ping().wait(20)
+
+    task = Task(ask)
+    server = serve_handshake(listener)
+    echo_all(server)
+    server.finish(20)
+    task.result()
+    listener.close()
+
+
+def test_fragments_and_text_of_the_librarys_ends_come_whole() -> None:
+    listener = Listener("127.0.0.1", 0)
+
+    def ask() -> Any:  # noqa: ANN401
+        with websockets.sync.client.connect(f"ws://127.0.0.1:{listener.port}") as client:
+            client.send([b"one ", b"two ", b"three"])
+            client.send("text ✓")
+            client.send(["te", "xt"])
+            return client.recv()
+
+    task = Task(ask)
+    server = serve_handshake(listener)
+    assert [server.receive(20) for _ in range(3)] == [b"one two three", "text ✓", "text"]
+    server.send_text("back ✓")
+    server.finish(20)
+    assert task.result() == "back ✓"
+    listener.close()
+
+
+def send_aside(peer: socket.socket, data: bytes) -> Task[None]:
+    return Task(lambda: peer.sendall(data))
+
+
+def stream(masked: bool) -> tuple[bytes, list[bytes | str]]:
+    """Return a stream with something of everything, and the messages in it."""
+    pieces = [
+        frame(b"first", masked=masked),
+        frame(b"p1", masked=masked, opcode=9),
+        frame(b"frag", masked=masked, fin=False),
+        frame(b"p2", masked=masked, opcode=9),
+        frame(b"", masked=masked, fin=False, opcode=0),
+        frame(b"ments", masked=masked, opcode=0),
+        frame(b"", masked=masked, opcode=10),
+        frame("text ✓".encode(), masked=masked, opcode=1),
+        frame(b"x" * 130, masked=masked),
+        frame(b"", masked=masked),
+    ]
+    return b"".join(pieces), [b"first", b"fragments", "text ✓", b"x" * 130, b""]
+
+
+@BOTH
+def test_a_stream_cut_in_two_anywhere_gives_the_same_messages(server: bool) -> None:
+    data, expected = stream(server)
+    for cut in range(len(data) + 1):
+        ours, peer = raw_end(server=server)
+        with peer:
+            peer.sendall(data[:cut])
+            found = drain(ours)
+            peer.sendall(data[cut:])
+            found += drain(ours)
+            assert found == expected, cut
+            assert read_frame(peer) == (0x8A, b"p1")
+            assert read_frame(peer) == (0x8A, b"p2")
+        ours.abort()
+
+
+@BOTH
+def test_a_stream_byte_by_byte_gives_the_same_messages(server: bool) -> None:
+    data, expected = stream(server)
+    ours, peer = raw_end(server=server)
+    found = []
+    with peer:
+        for index in range(len(data)):
+            peer.sendall(data[index : index + 1])
+            found += drain(ours)
+            ours.recycle()
+    assert found == expected
+    ours.abort()
+
+
+MESSAGES = st.lists(
+    st.tuples(
+        st.sampled_from(["binary", "text", "fragments", "ping"]),
+        st.one_of(st.binary(max_size=300), st.integers(0, 80_000).map(payload)),
+    ),
+    max_size=30,
+)
+
+
+@given(messages=MESSAGES, server=st.booleans(), cuts=st.lists(st.integers(1, 70_000), max_size=20), keep=st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_random_streams_in_random_cuts_give_the_same_messages(
+    messages: list[tuple[str, bytes]], server: bool, cuts: list[int], keep: bool
+) -> None:
+    wire = b""
+    expected: list[bytes | str] = []
+    for kind, body in messages:
+        if kind == "ping":
+            wire += frame(body[:125], masked=server, opcode=9)
+        elif kind == "text":
+            wire += frame(body.hex().encode(), masked=server, opcode=1)
+            expected.append(body.hex())
+        elif kind == "binary":
+            wire += frame(body, masked=server)
+            expected.append(body)
+        else:
+            half = len(body) // 2
+            wire += frame(body[:half], masked=server, fin=False)
+            wire += frame(b"between", masked=server, opcode=9) + frame(body[half:], masked=server, opcode=0)
+            expected.append(body)
+    ours, peer = raw_end(server=server)
+    found: list[bytes | str] = []
+    with peer:
+        while wire:
+            cut = min(len(wire), cuts.pop(0) if cuts else 60_000)
+            peer.sendall(wire[:cut])
+            wire = wire[cut:]
+            found += drain(ours)
+            if not keep:
+                ours.recycle()
+        pump_until(ours, lambda: not ours.pump())
+        found += drain(ours)
+        assert ours.state is State.OPEN, ours.close_detail
+    ours.abort()
+    assert found == expected
+
+
+@given(noise=st.lists(st.binary(max_size=400), max_size=8), server=st.booleans(), handshake=st.booleans())
+@settings(deadline=None, max_examples=200)
+def test_random_bytes_never_raise_and_stay_bounded(noise: list[bytes], server: bool, handshake: bool) -> None:
+    ours, peer = raw_end(server=server, max_message_bytes=10_000)
+    with peer:
+        if handshake:
+            peer.sendall(frame(b"x", masked=server))
+        for piece in noise:
+            try:
+                peer.sendall(piece)
+            except OSError:
+                break
+            drain(ours)
+    pump_until(ours, lambda: ours.closed)
+    assert len(ours._inbox.view) <= 1 << 17
+    assert not ours._engine.pending
+
+
+@BOTH
+def test_views_stay_intact_until_recycle_while_more_arrives(server: bool) -> None:
+    ours, peer = raw_end(server=server)
+    views, expected = [], []
+    with peer:
+        for number in range(200):
+            body = payload(5000 + number)
+            peer.sendall(frame(body, masked=server))
+            message = ours.receive(20)
+            assert isinstance(message, memoryview)
+            views.append(message)
+            expected.append(body)
+    assert [bytes(view) for view in views] == expected
+    ours.abort()
+
+
+def test_memory_is_used_again_after_recycle() -> None:
+    ours, peer = raw_end(server=True)
+    with peer:
+        for _ in range(3):
+            for size in (450_000, 450_000):
+                task = send_aside(peer, frame(payload(size), masked=True))
+                assert take(ours) == payload(size)
+                task.result()
+            ours.recycle()
+        storage = ours._inbox.array
+        for _ in range(5):
+            task = send_aside(peer, frame(payload(450_000), masked=True) * 2)
+            assert take(ours) == payload(450_000)
+            assert take(ours) == payload(450_000)
+            task.result()
+            ours.recycle()
+        assert ours._inbox.array is storage
+    ours.abort()
+
+
+def test_recycle_while_messages_are_queued_leaves_them_alone() -> None:
+    ours, peer = raw_end(server=True)
+    with peer:
+        peer.sendall(frame(b"one", masked=True) + frame(b"two", masked=True))
+        ours.pump()
+        assert popped(ours) == b"one"
+        ours.recycle()
+        peer.sendall(frame(b"xxx", masked=True))
+        ours.pump()
+        assert popped(ours) == b"two"
+        assert popped(ours) == b"xxx"
+    ours.abort()
+
+
+def test_reading_stops_at_a_bounded_number_of_messages_and_goes_on_from_pop() -> None:
+    ours, peer = raw_end(server=True)
+    with peer:
+        peer.sendall(frame(b"x", masked=True) * 100)
+        ours.pump()
+        ours.pump()
+        assert len(ours._queue) == 16
+        assert drain(ours) == [b"x"] * 100
+    ours.abort()
+
+
+def test_receive_waits_no_longer_than_its_timeout() -> None:
+    ours, peer = raw_end(server=True)
+    with peer:
+        assert ours.receive(0) is None
+        before = time.monotonic()
+        assert ours.receive(0.05) is None
+        assert 0.05 <= time.monotonic() - before < 5
+        task = Task(lambda: take(ours, None))
+        peer.sendall(frame(b"late", masked=True))
+        assert task.result() == b"late"
+    ours.abort()
+
+
+@pytest.mark.parametrize("server", [True, False], ids=["server", "client"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        np.arange(24, dtype="<f4").reshape(2, 3, 4).data,
+        np.zeros((0, 3)).data,
+        np.float64(1.5).data,
+        bytearray(b"abc"),
+        np.arange(50_000, dtype="<i8").data,
+    ],
+    ids=["3d", "empty", "scalar", "bytearray", "large"],
+)
+def test_any_contiguous_buffer_can_be_sent(server: bool, part: memoryview) -> None:
+    with our_pair() as (one, two):
+        sender, receiver = (one, two) if server else (two, one)
+        task = Task(lambda: sender.send([b"head", part, b"tail"]))
+        assert take(receiver) == b"head" + bytes(part) + b"tail"
+        task.result()
+
+
+@BOTH
+def test_a_part_that_is_no_buffer_is_a_type_error_and_nothing_is_sent(server: bool) -> None:
+    ours, peer = raw_end(server=server)
+    with peer:
+        for part in ("text", 1, np.arange(10)[::2].data):
+            with pytest.raises(TypeError):
+                ours.send([b"good"], [part])  # type: ignore[list-item]
+        ours.send([b"good"])
+        assert read_frame(peer) == (0x82, b"good")
+    ours.abort()
+
+
+class CountingSocket:
+    """Count the calls that send, as the kernel sees them."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.calls = 0
+
+    def send(self, data: bytes) -> int:
+        self.calls += 1
+        return self._sock.send(data)
+
+    def sendmsg(self, buffers: list[bytes]) -> int:
+        self.calls += 1
+        return self._sock.sendmsg(buffers)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._sock, name)
+
+
+@pytest.mark.parametrize("size", [10, 3000, 40_000, 90_000])
+@BOTH
+def test_feedback_and_infer_go_out_in_one_system_call(server: bool, size: int) -> None:
+    ours, peer = raw_end(server=server)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    ours._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    counting = CountingSocket(ours._sock)
+    ours._sock = counting  # type: ignore[assignment]
+    ours._sendmsg = counting.sendmsg  # type: ignore[assignment]
+    with peer:
+        ours.send([b"feedback", np.zeros(size, np.uint8).data], [b"infer"])
+        assert counting.calls == 1
+    ours.abort()
+
+
+@pytest.mark.parametrize("asker", ["server", "client"])
+def test_everything_works_without_what_windows_lacks(asker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("select.poll", None)
+    monkeypatch.delattr("select.poll")
+    monkeypatch.setattr("socket.socket.sendmsg", None)
+    for name in ("TCP_USER_TIMEOUT", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT"):
+        monkeypatch.delattr(socket, name, raising=False)
+    with our_pair() as ends:
+        first, second = ends if asker == "server" else ends[::-1]
+        assert first._sendmsg is None
+        assert first._waiter._polls is None
+        task = Task(lambda: echo_all(second))
+        ask_all(first, (*SIZES, 1 << 24))
+        task.result()
+    ours, peer = raw_end(server=True)
+    with peer:
+        assert ours.receive(0.01) is None
+    ours.abort()
+
+
+def test_a_peer_that_never_reads_makes_send_time_out_and_the_connection_end() -> None:
+    for server in (True, False):
+        ours, peer = raw_end(server=server)
+        with peer:
+            with pytest.raises(ConnectionClosed, match=r"1006 \(peer did not take \d+ bytes in 0\.1 s\)"):
+                ours.send([bytes(1 << 24)], timeout_s=0.1)
+            assert ours.closed
+
+
+def test_two_big_senders_at_once_do_not_block_each_other() -> None:
+    big = payload(1 << 24)
+    with our_pair() as (server, client):
+
+        def both_ways(end: WebSocket) -> list[bool]:
+            end.send([big], [big], timeout_s=60)
+            return [take(end) == big, take(end) == big]
+
+        task = Task(lambda: both_ways(server))
+        assert both_ways(client) == [True, True]
+        assert task.result() == [True, True]
+
+
+def test_a_peer_that_closes_while_we_send_ends_the_send_with_its_reason() -> None:
+    with our_pair() as (server, client):
+        server.close(1001, "plugrl-server-stop")
+        with pytest.raises(ConnectionClosed, match=r"1001 'plugrl-server-stop'"):
+            client.send([bytes(1 << 26)], timeout_s=20)
+        assert client.closed
+
+
+def test_pings_during_a_big_send_are_answered_after_it_not_inside_it() -> None:
+    ours, peer = raw_end(server=True)
+    with peer:
+        peer.sendall(frame(b"are you there", masked=True, opcode=9))
+        task = Task(lambda: ours.send([bytes(1 << 22)]))
+        received = b""
+        while len(received) < 10 + (1 << 22):
+            received += peer.recv(1 << 16)
+        task.result()
+        ours.pump()
+        received += peer.recv(100) if len(received) == 10 + (1 << 22) else b""
+        assert received[10:] == bytes(1 << 22) + b"\x8a\x0dare you there"
+    ours.abort()
+
+
+def test_pings_are_counted_until_something_comes_back() -> None:
+    with our_pair() as (server, client):
+        server.ping()
+        server.ping()
+        assert server.pings_unanswered == 2
+        client.pump()
+        pump_until(server, lambda: server.pings_unanswered == 0)
+        assert client.pings_unanswered == 0
+
+
+def test_a_control_frame_that_the_socket_did_not_take_goes_first_in_the_next_send() -> None:
+    ours, peer = raw_end(server=True)
+    with peer:
+        peer.sendall(frame(b"?", masked=True, opcode=9))
+        with suppress(BlockingIOError):
+            while ours._sock.send(bytes(1 << 16)):
+                pass
+        ours.pump()
+        assert ours.wants_write
+        task = Task(lambda: ours.send([b"data"]))
+        tail = b""
+        while not tail.endswith(b"data"):
+            tail = (tail + peer.recv(1 << 16))[-50:]
+        task.result()
+        assert tail.endswith(b"\x8a\x01?\x82\x04data")
+        assert not ours.wants_write
+    ours.abort()
+
+
+def test_every_masked_frame_has_a_key_of_its_own() -> None:
+    ours, peer = raw_end(server=False)
+    with peer:
+        for size in (4, 50_000):
+            keys = set()
+            for _ in range(20):
+                ours.send([bytes(size)])
+                wire = b""
+                while len(wire) < size + (6 if size < 126 else 8):
+                    wire += peer.recv(1 << 17)
+                keys.add(wire[-4:] if size == 4 else wire[4:8])
+            assert len(keys) == 20
+    ours.abort()
+
+
+@BOTH
+def test_bytes_are_counted_both_ways(server: bool) -> None:
+    ours, peer = raw_end(server=server)
+    with peer:
+        peer.sendall(frame(b"12345", masked=server))
+        ours.pump()
+        ours.send([b"123"])
+        ours.ping()
+        sent = len(peer.recv(1000))
+        assert ours.bytes_received == len(frame(b"12345", masked=server))
+        assert ours.bytes_sent == sent
+    ours.abort()
+
+
+def big_parts(make: Callable[[int], bytes]) -> list[bytes]:
+    return [make(number) for number in range(1500)]
+
+
+def test_more_parts_than_the_system_takes_at_once_are_sent() -> None:
+    parts = big_parts(lambda number: os.urandom(100) + bytes([number % 256]))
+    with our_pair() as (server, client):
+        task = Task(lambda: server.send(parts))
+        assert take(client) == b"".join(parts)
+        task.result()
