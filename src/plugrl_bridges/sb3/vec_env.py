@@ -120,7 +120,7 @@ class PlugRemoteVecEnv(VecEnv):
     @property
     def client_losses(self) -> int:
         """How many times a client with slots was lost."""
-        return self._lockstep.roster.client_losses
+        return self._lockstep.client_losses
 
     def __getattr__(self, name: str) -> Any:
         """Wait for the clients when something is asked that only they can tell."""
@@ -247,7 +247,7 @@ class PlugRemoteVecEnv(VecEnv):
             AttributeError: for anything else: the env is in another process and the protocol carries no attributes.
         """
         announced = self._lockstep.announced
-        known = {
+        known: dict[str, object] = {
             "render_mode": announced.render_mode,
             "observation_space": self._lockstep.observation_layout.space,
             "action_space": self._lockstep.action_layout.space,

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from plugrl_bridges.server.episode_log import EpisodeLog
-from plugrl_bridges.wire.info import episode_records
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from plugrl_bridges.wire.codec import Array, Value
+    from plugrl_bridges.server.result import StepResult
 
 __all__ = ["EpisodeCounter"]
 
@@ -37,29 +36,20 @@ class EpisodeCounter:
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
         self._episodes = np.zeros(num_envs, np.int64)
-        self._reported: dict[int, int] = {}
         self._horizon = horizon
         self._steps = 0
         self._log = None if path is None else EpisodeLog(path)
 
-    def note_records(self, slots: Sequence[int], info: Mapping[str, Value]) -> None:
-        """Take in what a client reports of episodes that ended in this step."""
-        if self._horizon > 1:
-            for slot, record in zip(slots, episode_records(info, len(slots)), strict=True):
-                if record is not None:
-                    self._reported[slot] = record.length
-
-    def count(self, rewards: Array, terminated: Array, truncated: Array, lost: Sequence[int]) -> None:
+    def count(self, step: StepResult) -> None:
         """Take in a vector step."""
         self._steps += 1
-        self._returns += rewards
+        self._returns += step.rewards
         self._lengths += self._horizon
-        if lost:
-            self._lengths[list(lost)] -= self._horizon  # no env took this step
-        done = terminated | truncated
+        if step.lost:
+            self._lengths[list(step.lost)] -= self._horizon  # no env took this step
+        done = step.terminated | step.truncated
         if done.any():
-            self._end(np.flatnonzero(done).tolist(), terminated, frozenset(lost))
-        self._reported.clear()
+            self._end(np.flatnonzero(done).tolist(), step)
 
     def restart(self) -> None:
         """Take in a reset of every slot; unfinished episodes are not counted."""
@@ -71,15 +61,15 @@ class EpisodeCounter:
         if self._log is not None:
             self._log.close()
 
-    def _end(self, slots: Sequence[int], terminated: Array, lost: frozenset[int]) -> None:
+    def _end(self, slots: Sequence[int], step: StepResult) -> None:
         for slot in slots:
             if self._log is not None:
                 self._log.add(
                     episode=int(self._episodes[slot]),
                     slot=slot,
                     ret=float(self._returns[slot]),
-                    length=self._reported.get(slot, int(self._lengths[slot])),
-                    end="lost" if slot in lost else "terminated" if terminated[slot] else "truncated",
+                    length=step.lengths.get(slot, int(self._lengths[slot])),
+                    end="lost" if slot in step.lost else "terminated" if step.terminated[slot] else "truncated",
                     step=self._steps,
                 )
             self._episodes[slot] += 1

@@ -36,6 +36,7 @@ class StepResult:
         finals: Terminal observations of the slots whose episode ended.
         infos: One info dict per slot, of the last step.
         reset_infos: Info dict of the reset, per slot whose episode ended.
+        lengths: Env steps of the episodes that ended, where the client reports them and a chunk has several.
         lost: Slots that ended since their client was lost.
     """
 
@@ -46,4 +47,5 @@ class StepResult:
     finals: list[Finals]
     infos: list[dict[str, Any]]
     reset_infos: dict[int, dict[str, Any]]
+    lengths: dict[int, int]
     lost: tuple[int, ...]

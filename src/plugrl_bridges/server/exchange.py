@@ -1,0 +1,324 @@
+"""Own what is in flight: one exchange with every connection, and the result that it fills.
+
+The hub hands every message to the `Exchange`, which writes it into the open result at once, whoever drives the hub at
+that moment; all of it runs under the hub's lock. `Exchange.gather` drives the hub until every slot has its result, and
+says who is missing if one has not. What an exchange is for (a step or a reset) is the business of ``server.lockstep``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from plugrl_bridges.errors import ClientLost, ConnectTimeout, EnvPoisoned, RaggedClientError, StepTimeout
+from plugrl_bridges.server import report
+from plugrl_bridges.server.hub import FEEDBACK_TIMEOUT, GOING_AWAY, Hub
+from plugrl_bridges.server.pool import ArrayPool
+from plugrl_bridges.server.result import Finals, StepResult
+from plugrl_bridges.server.roster import Roster
+from plugrl_bridges.wire.info import episode_records, split_info
+from plugrl_bridges.wire.messages import Action, Feedback, Infer, Metadata, ResetRequest
+
+if TYPE_CHECKING:
+    from plugrl_bridges.server.options import BridgeOptions
+    from plugrl_bridges.server.peer import Peer
+    from plugrl_bridges.server.seats import Seat
+    from plugrl_bridges.spaces import ObservationLayout
+    from plugrl_bridges.wire.codec import Array, Value
+
+__all__ = ["Exchange"]
+
+logger = logging.getLogger(__name__)
+
+_FAST_LANE_S = 0.05  # how long one connection alone is listened to before the others get a look
+_SLICE_S = 0.5
+_FIRST_REPORT_S = 5.0
+
+
+class Exchange:
+    """Carry one exchange at a time with all seated connections.
+
+    Call `begin`, then `answer` for each seat that is to act, then `gather`, then `finish`.
+
+    Args:
+        options: As the adapters take them.
+        metadata: Sent to every client first.
+
+    Attributes:
+        roster: Who is here.
+        hub: Carries the messages; take its lock around every call.
+        step: The open result, or None between exchanges.
+        last: The observations that the trainer has, one array per leaf; empty before the first reset.
+
+    Raises:
+        PlugRLError: if the port cannot be had.
+    """
+
+    def __init__(self, options: BridgeOptions, metadata: Metadata) -> None:
+        self.roster = Roster(options)
+        self.step: StepResult | None = None
+        self.last: list[Array] = []
+        self._options = options
+        self._pool: ArrayPool | None = None
+        self._pending = 0
+        self._started = 0.0
+        self.hub = Hub(options, metadata, self)
+
+    @property
+    def num_envs(self) -> int:
+        """Number of slots; known once a client is here."""
+        if self.roster.num_envs is None:
+            raise EnvPoisoned("no client has connected yet: call reset() first")
+        return self.roster.num_envs
+
+    @property
+    def observation_layout(self) -> ObservationLayout:
+        """Layout of one env's observation; known once a client is here."""
+        if self.roster.observation_layout is None:
+            raise EnvPoisoned("no client has connected yet: call reset() first")
+        return self.roster.observation_layout
+
+    def _open(self) -> StepResult:
+        if self.step is None:
+            raise EnvPoisoned("no exchange is open: call step_async first")
+        return self.step
+
+    # What the hub tells -----------------------------------------------------------------------------------------
+
+    def on_infer(self, peer: Peer, infer: Infer) -> None:
+        """Take an infer: a newcomer's first, or the observations that end this step."""
+        seat = self.roster.seat_of(peer)
+        if seat is None:
+            self.roster.welcome(peer, infer)
+            return
+        if not seat.knows(infer.env_indices):
+            names, all_names = infer.env_indices.tolist(), list(seat.envs)
+            error = RaggedClientError(
+                f"[4.3] {peer.address} asks for a chunk for envs {names} alone, but its connection carries {all_names}: a "
+                "lockstep trainer would wait for ever. Use one env per connection, or action_horizon=1 and a client that "
+                "steps all its envs together; policy_server serves such clients"
+            )
+            self.roster.failure = error
+            raise error
+        layout = self.observation_layout
+        step = self._open()
+        envs = infer.env_indices if infer.reuse is None else infer.env_indices[~infer.reuse]
+        if len(envs):
+            layout.read(infer.observation, step.observations, seat.rows(envs))
+        if infer.reset_info:
+            for env, info in zip(
+                infer.env_indices.tolist(), split_info(infer.reset_info, len(infer.env_indices)), strict=True
+            ):
+                slot = seat.slots[seat.envs.index(env)]
+                if info or step.terminated[slot] or step.truncated[slot]:
+                    step.reset_infos[slot] = info
+        seat.acting = False
+        self._pending -= 1
+
+    def on_feedback(self, peer: Peer, feedback: Feedback, dropped: tuple[int, ...]) -> None:
+        """Take a feedback: rewards, flags and the last step's observations."""
+        seat, step = self.roster.seat_of(peer), self._open()
+        if seat is None:  # the session admits feedback only for held actions, and only seats hold any
+            return
+        m = len(feedback.env_indices)
+        if m == 0:
+            return
+        layout = self.observation_layout
+        rows = seat.rows(feedback.env_indices)
+        layout.read(feedback.observation, step.observations, rows)
+        step.rewards[rows] = feedback.rewards
+        step.terminated[rows] = feedback.terminated
+        step.truncated[rows] = feedback.truncated
+        seat.fed_back = True
+        done = feedback.terminated | feedback.truncated
+        if done.any():
+            slots = np.arange(self.num_envs)[rows][done]
+            step.finals.append(Finals(tuple(slots.tolist()), [array[slots] for array in step.observations]))
+        if feedback.info:
+            numbers = np.arange(self.num_envs)[rows].tolist()
+            for slot, info in zip(numbers, split_info(feedback.info, m), strict=True):
+                step.infos[slot] = info
+            if self._options.action_horizon > 1:
+                records = episode_records(feedback.info, m)
+                step.lengths.update({s: r.length for s, r in zip(numbers, records, strict=True) if r is not None})
+
+    def on_lost(self, peer: Peer, why: str) -> None:
+        """Take the end of a connection: the episodes of its slots end with it."""
+        seat = self.roster.leave(peer, why)
+        if seat is None:
+            return
+        if seat.acting:
+            seat.acting = False
+            self._pending -= 1
+        if self.step is not None:
+            self._cut_short(seat, self.step)
+
+    def wait_for_clients(self) -> None:
+        """Drive the hub until every slot has been filled once.
+
+        Raises:
+            ConnectTimeout: after ``connect_timeout`` s.
+            SpaceError: if a client's spaces cannot be used.
+        """
+        limit = self._options.connect_timeout
+        started = time.monotonic()
+        next_report = _FIRST_REPORT_S
+        while not self.roster.filled:
+            elapsed = time.monotonic() - started
+            if self.roster.failure is not None:
+                raise self.roster.failure
+            if limit is not None and elapsed >= limit:
+                raise ConnectTimeout(f"gave up {self.roster.waiting_text(self.hub.url, elapsed)}")
+            if elapsed >= next_report:
+                logger.warning("%s", self.roster.waiting_text(self.hub.url, elapsed))
+                next_report *= 2
+            self.hub.poll(min(_SLICE_S, next_report - elapsed, _SLICE_S if limit is None else limit - elapsed))
+
+    # One exchange -----------------------------------------------------------------------------------------------
+
+    def begin(self) -> StepResult:
+        """Open a result; hand every seat that is to act its chunk with `answer`."""
+        n = self.num_envs
+        if self._pool is None:
+            self._pool = ArrayPool(self.observation_layout.leaves, n)
+        self.step = StepResult(
+            observations=self._pool.take(),
+            rewards=np.zeros(n),
+            terminated=np.zeros(n, np.bool_),
+            truncated=np.zeros(n, np.bool_),
+            finals=[],
+            infos=[{} for _ in range(n)],
+            reset_infos={},
+            lengths={},
+            lost=(),
+        )
+        self._pending = 0
+        self._started = time.monotonic()
+        return self.step
+
+    def answer(self, seat: Seat, wire: Array, reset: ResetRequest | None) -> None:
+        """Send one connection its envs' rows of ``[H, num_envs, *da]``, or ask it to reset them."""
+        asked = seat.peer.session.asked
+        if asked is None or seat.peer.lost:  # its connection has just ended
+            return
+        rows = seat.rows(asked.env_indices)
+        message = seat.peer.session.answer(Action(asked.env_indices, wire[:, rows], reset))
+        seat.acting = True
+        seat.fed_back = False
+        self._pending += 1
+        self.hub.send(seat.peer, message)
+
+    def gather(self, timeout_s: float) -> None:
+        """Drive the hub until every slot has its result.
+
+        Args:
+            timeout_s: Seconds since `begin` for the result, and seconds that a lost slot may stay vacant.
+
+        Raises:
+            StepTimeout: naming the slots that are missing.
+            ClientLost: if a client went away and, by policy, this is an error or nobody took its place.
+            RaggedClientError: if a client cannot be served in lockstep.
+        """
+        deadline = self._started + timeout_s
+        while self._pending and len(self.roster.sitting) == 1:
+            if not self.hub.poll_peer(self.roster.sitting[0].peer, min(_FAST_LANE_S, timeout_s)):
+                break
+        next_report = _FIRST_REPORT_S
+        while self._pending or self.roster.losses:
+            self._check_failure()
+            if not self._pending and not self.roster.losses:
+                break
+            now = time.monotonic()
+            elapsed = now - self._started
+            if self._pending and now >= deadline:
+                self._give_up_on_silent(timeout_s)
+                continue
+            if self.roster.losses:
+                since = max(self._started, *(loss.at for loss in self.roster.losses.values()))
+                if now >= since + timeout_s:
+                    self._fail_vacant(now - since)
+                limit = since + timeout_s
+            else:
+                limit = deadline
+            if elapsed >= next_report:
+                self._report_wait(elapsed)
+                next_report *= 2
+            self.hub.poll(max(0.0, min(_SLICE_S, limit - now, self._started + next_report - now)))
+        self._check_failure()
+
+    def _check_failure(self) -> None:
+        if self.roster.failure is not None:
+            raise self.roster.failure
+        if self.roster.losses and self._options.on_client_loss == "raise":
+            text = report.vacant_slots(self.hub.url, self.roster.losses, self.num_envs, 0.0)
+            timed_out = any(loss.timed_out for loss in self.roster.losses.values())
+            raise StepTimeout(text) if timed_out else ClientLost(text)
+
+    def _report_wait(self, elapsed: float) -> None:
+        acting = [seat for seat in self.roster.sitting if seat.acting]
+        if acting:
+            logger.warning("still waiting: %s", report.still_acting(self.hub.url, acting, self.num_envs, elapsed))
+        else:
+            logger.warning(
+                "still waiting: %s", report.vacant_slots(self.hub.url, self.roster.losses, self.num_envs, elapsed)
+            )
+
+    def _give_up_on_silent(self, timeout_s: float) -> None:
+        """End the connections that owe a result [7.3]; by policy that is an error, or the loss of a client."""
+        silent = [seat for seat in self.roster.sitting if seat.acting]
+        text = report.still_acting(self.hub.url, silent, self.num_envs, timeout_s)
+        logger.warning("%s", text)
+        for seat in silent:
+            self.hub.end(seat.peer, GOING_AWAY, FEEDBACK_TIMEOUT, FEEDBACK_TIMEOUT)
+        if self._options.on_client_loss == "raise":
+            raise StepTimeout(text)
+
+    def _fail_vacant(self, elapsed: float) -> None:
+        text = report.vacant_slots(self.hub.url, self.roster.losses, self.num_envs, elapsed)
+        if any(loss.timed_out for loss in self.roster.losses.values()):
+            raise StepTimeout(text)
+        raise ClientLost(text)
+
+    def _cut_short(self, seat: Seat, step: StepResult) -> None:
+        """End the episodes of a connection that went away in the middle of a step."""
+        for at, slot in enumerate(seat.slots):
+            if seat.fed_back and not (step.terminated[slot] or step.truncated[slot]):
+                self._truncate(step, slot, [array[slot : slot + 1].copy() for array in step.observations])
+            elif seat.fed_back:
+                self.roster.unreported.pop(slot, None)  # its episode had ended by itself
+            elif seat.held is not None:  # it had taken the slot of another lost client in this very step
+                self._truncate(step, slot, [array[at : at + 1] for array in seat.held])
+            else:
+                self._truncate(step, slot, [array[slot : slot + 1].copy() for array in self.last])
+
+    def _truncate(self, step: StepResult, slot: int, final: list[Array]) -> None:
+        if step.truncated[slot]:
+            return
+        step.truncated[slot] = True
+        step.finals.append(Finals((slot,), final))
+
+    def finish(self) -> StepResult:
+        """Put the newcomers' observations in their rows, say who was lost, and close the result."""
+        step = self._open()
+        for slot in self.roster.unreported:  # lost between two steps: nothing of this step reached its env
+            self._truncate(step, slot, [array[slot : slot + 1].copy() for array in self.last])
+        self.take_held(step.observations, step.reset_infos)
+        step.lost = tuple(sorted(self.roster.unreported))
+        self.roster.unreported.clear()
+        self.last = step.observations
+        self.step = None
+        return step
+
+    def take_held(self, observations: list[Array], reset_infos: dict[int, dict[str, Any]]) -> None:
+        for seat in self.roster.sitting:
+            if seat.held is None:
+                continue
+            rows = list(seat.slots)
+            for array, held in zip(observations, seat.held, strict=True):
+                array[rows] = held
+            reset_infos.update(zip(seat.slots, seat.reset_infos, strict=True))
+            seat.held = None
+            seat.reset_infos = []
