@@ -10,18 +10,25 @@ Two names are special on the wire: ``episode`` is the record of [5.4], so an env
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from plugrl_bridges.errors import RemoteProtocolError
-from plugrl_bridges.wire.codec import Array, Value
+from plugrl_bridges.wire.arrays import is_unicode
+
+if TYPE_CHECKING:
+    from plugrl_bridges.wire.arrays import Array, Value
 
 __all__ = ["EpisodeRecord", "batch_infos", "check_splittable", "episode_records", "split_info"]
 
 
+_MAX_ENTRIES = 4_000_000
+"""Keys times envs of one info: every key becomes an entry of every env's dict, so few bytes could cost much."""
+
+
 class EpisodeRecord:
-    """Say what a client reports of an episode that just ended: return ``r``, length ``l`` (env steps), success ``s``."""
+    """Say what a client reports of an episode that ended: return ``r``, length ``l`` (env steps), success ``s``."""
 
     __slots__ = ("length", "ret", "success")
 
@@ -39,23 +46,39 @@ def check_splittable(info: Mapping[Any, Value], m: int) -> None:
         m: Number of envs in the feedback.
 
     Raises:
-        RemoteProtocolError: if m > 1 and no array of length m stands at the top level or one map down [5.4].
+        RemoteProtocolError: if m > 1 and no array of length m stands at the top level or one map down [5.4], or if it
+            would come to too many entries.
     """
     if m <= 1:
         return
+    if not _is_splittable(info, m):
+        raise RemoteProtocolError(
+            f"feedback: info with keys {sorted(str(key)[:40] for key in info)[:8]} holds no array of length {m}, so it "
+            "cannot be split per env",
+            clause="5.4",
+        )
+    entries = _count_keys(info) * m
+    if entries > _MAX_ENTRIES:
+        raise RemoteProtocolError(
+            f"feedback: info comes to {entries} entries for {m} envs, at most {_MAX_ENTRIES} are allowed", clause="5.4"
+        )
+
+
+def _is_splittable(info: Mapping[Any, Value], m: int) -> bool:
     for value in info.values():
         if _is_batched(value, m):
-            return
+            return True
         if isinstance(value, Mapping) and any(_is_batched(inner, m) for inner in value.values()):
-            return
-    raise RemoteProtocolError(
-        f"feedback: info with keys {sorted(map(str, info))[:8]} holds no array of length {m}, so it cannot be split per env",
-        clause="5.4",
-    )
+            return True
+    return False
 
 
 def _is_batched(value: Value, m: int) -> bool:
     return isinstance(value, np.ndarray) and value.ndim >= 1 and len(value) == m
+
+
+def _count_keys(info: Mapping[Any, Value]) -> int:
+    return len(info) + sum(_count_keys(value) for value in info.values() if isinstance(value, Mapping))
 
 
 def episode_records(info: Mapping[Any, Value], m: int) -> list[EpisodeRecord | None]:
@@ -65,22 +88,31 @@ def episode_records(info: Mapping[Any, Value], m: int) -> list[EpisodeRecord | N
         info: The feedback's info map.
         m: Number of envs in the feedback.
     """
-    none: list[EpisodeRecord | None] = [None] * m
     episode = info.get("episode")
     if not isinstance(episode, Mapping):
-        return none
-    returns, lengths = (np.atleast_1d(np.asarray(episode.get(key, ()))) for key in ("r", "l"))
-    if returns.shape != (m,) or lengths.shape != (m,) or returns.dtype.kind not in "iuf" or lengths.dtype.kind not in "iuf":
-        return none
-    success = np.atleast_1d(np.asarray(episode.get("s", ())))
-    mask = np.atleast_1d(np.asarray(episode.get("mask", True)))
-    known = success.shape == (m,) and success.dtype.kind in "biuf"
+        return [None] * m
+    returns, lengths, success, mask = (_numbers(episode.get(key), m) for key in ("r", "l", "s", "mask"))
+    if returns is None or lengths is None:
+        return [None] * m
+    usable = np.isfinite(lengths) if mask is None else np.isfinite(lengths) & (mask != 0)
     return [
-        EpisodeRecord(float(returns[i]), int(lengths[i]), bool(success[i]) if known else None)
-        if bool(mask[i if mask.shape == (m,) else 0])
+        EpisodeRecord(float(returns[i]), int(lengths[i]), None if success is None else bool(success[i]))
+        if usable[i]
         else None
         for i in range(m)
     ]
+
+
+def _numbers(value: Value, m: int) -> Array | None:
+    """Give an array of m numbers, or of the one number that stands there for a single env; None for anything else."""
+    if isinstance(value, (bool, int, float, list, np.generic)):
+        try:
+            value = np.asarray(value)
+        except (ValueError, OverflowError):  # a ragged list
+            return None
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf" or value.size != m or value.ndim > 1:
+        return None
+    return value.reshape(m)
 
 
 def split_info(info: Mapping[Any, Value], m: int) -> list[dict[str, Any]]:
@@ -128,53 +160,39 @@ def _is_mask(value: Value, m: int) -> bool:
     return isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.shape == (m,)
 
 
-def batch_infos(infos: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Value], set[str]]:
+def batch_infos(infos: Sequence[Mapping[str, Any]], *, nested: bool = False) -> tuple[dict[str, Value], set[str]]:
     """Batch the info dicts of several envs for the wire.
 
     Args:
         infos: One dict per env.
+        nested: These are dicts inside infos, where no name is special.
 
     Returns:
         The batched map, and the keys that the wire cannot carry (they are left out; warn about them once).
     """
     batched: dict[str, Value] = {}
     refused: set[str] = set()
-    if any(infos):
-        for key in dict.fromkeys(key for info in infos for key in info):
-            _batch_key(key, infos, batched, refused)
-        if "episode" in batched:
-            batched["env_episode"] = batched.pop("episode")
-            if "_episode" in batched:
-                batched["_env_episode"] = batched.pop("_episode")
-    return batched, refused
-
-
-def _batch_key(key: Any, infos: Sequence[Mapping[str, Any]], batched: dict[str, Value], refused: set[str]) -> None:
-    present = [key in info for info in infos]
-    values = [info[key] for info in infos if key in info]
-    if not isinstance(key, str):
-        refused.add(str(key))
-        return
-    if all(isinstance(value, Mapping) for value in values):
-        inner, inner_refused = batch_infos_flat([info.get(key, {}) for info in infos])
-        refused.update(f"{key}.{name}" for name in inner_refused)
-        batched[key] = inner
-    else:
-        column = _column(values, present)
-        if column is None:
-            refused.add(key)
-            return
-        batched[key] = column
-    if not all(present):
-        batched["_" + key] = np.array(present)
-
-
-def batch_infos_flat(infos: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Value], set[str]]:
-    """Batch nested info dicts, where no name is special; see `batch_infos`."""
-    batched: dict[str, Value] = {}
-    refused: set[str] = set()
     for key in dict.fromkeys(key for info in infos for key in info):
-        _batch_key(key, infos, batched, refused)
+        present = [key in info for info in infos]
+        values = [info[key] for info in infos if key in info]
+        column: Value | None
+        if not isinstance(key, str):
+            column = None
+        elif all(isinstance(value, Mapping) for value in values):
+            column, inner_refused = batch_infos([info.get(key, {}) for info in infos], nested=True)
+            refused.update(f"{key}.{name}" for name in inner_refused)
+        else:
+            column = _column(values, present)
+        if column is None:
+            refused.add(str(key))
+            continue
+        name = "env_episode" if key == "episode" and not nested else key
+        batched[name] = column
+        if not all(present):
+            batched["_" + name] = np.array(present)
+    if batched and not nested and len(infos) > 1 and not _is_splittable(batched, len(infos)):
+        # Nothing but maps of maps: a mask lends the array of length m that splitting wants [5.4].
+        batched["_" + next(iter(batched))] = np.ones(len(infos), np.bool_)
     return batched, refused
 
 
@@ -187,11 +205,11 @@ def _column(values: list[Any], present: list[bool]) -> Array | None:
     first = arrays[0]
     if any(array.shape != first.shape or array.dtype.kind != first.dtype.kind for array in arrays):
         return None
-    if first.dtype.kind not in "biufU" or first.dtype.itemsize > 8 and first.dtype.kind != "U":
+    dtype = np.result_type(*arrays)
+    if dtype.kind not in "biufU" or (dtype.itemsize > 8 and dtype.kind != "U"):
         return None
-    if all(present):
-        return np.stack(arrays)
-    dtype = np.result_type(*arrays) if first.dtype.kind != "U" else max((a.dtype for a in arrays), key=lambda d: d.itemsize)
     column = np.zeros((len(present), *first.shape), dtype)
-    column[present] = arrays
+    column[np.array(present)] = arrays
+    if dtype.kind == "U" and not is_unicode(column.tobytes(), dtype):
+        return None
     return column

@@ -9,16 +9,20 @@ Arrays of a parsed message are views of the message's bytes: copy what must outl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from plugrl_bridges.errors import RemoteProtocolError
-from plugrl_bridges.wire.codec import Array, Buffer, Value, decode, encode
+from plugrl_bridges.wire.codec import decode, encode
 from plugrl_bridges.wire.info import check_splittable
+from plugrl_bridges.wire.observation import Observation, describe, keys_of, parse_observation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from plugrl_bridges.wire.arrays import Array, Buffer, Value
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -38,26 +42,6 @@ PROTOCOL_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Observation:
-    """Hold the observations of n envs as they travel [5.2].
-
-    Attributes:
-        images: Name to uint8 array of shape ``[n, h, w, c]``.
-        states: Name to array of shape ``[n, ...]``, any numeric dtype.
-        text: One str per env, shape ``[n]``; None where the message had no text for its rows.
-    """
-
-    images: Mapping[str, Array] = field(default_factory=dict)
-    states: Mapping[str, Array] = field(default_factory=dict)
-    text: Array | None = None
-
-    def to_wire(self, rows: int) -> dict[str, Value]:
-        """Give the map that travels; ``rows`` is n, needed for the text of observations that have none."""
-        text = _blank_text(rows) if self.text is None else self.text
-        return {"images": dict(self.images), "states": dict(self.states), "text": text}
-
-
-@dataclass(frozen=True)
 class Metadata:
     """Open a connection: what the server says of itself, sent exactly once and first [5.1].
 
@@ -73,7 +57,9 @@ class Metadata:
     def features(self) -> frozenset[str]:
         """Names of the optional features that the server implements [10]."""
         features = self.data.get("features")
-        return frozenset(name for name in features if isinstance(name, str)) if isinstance(features, list) else frozenset()
+        return (
+            frozenset(name for name in features if isinstance(name, str)) if isinstance(features, list) else frozenset()
+        )
 
     def to_wire(self) -> dict[str, Value]:
         """Give the map that travels."""
@@ -156,10 +142,14 @@ class Action:
 
     def to_wire(self) -> dict[str, Value]:
         """Give the map that travels."""
-        data: dict[str, Value] = {"action": self.action} if self.env_ids is None else {
-            "env_ids": self.env_ids,
-            "action": self.action,
-        }
+        data: dict[str, Value] = (
+            {"action": self.action}
+            if self.env_ids is None
+            else {
+                "env_ids": self.env_ids,
+                "action": self.action,
+            }
+        )
         wire: dict[str, Value] = {"message_type": "action", "data": data}
         if self.reset is not None:
             wire["reset"] = self.reset.to_wire()
@@ -234,7 +224,7 @@ def parse(value: Value) -> Message:
         RemoteProtocolError: naming the clause, what was expected and what came.
     """
     if not isinstance(value, dict):
-        raise RemoteProtocolError(f"a message is a map, got {_name(value)}", clause="2")
+        raise RemoteProtocolError(f"a message is a map, got {describe(value)}", clause="2")
     kind = value.get("message_type")
     parser = _PARSERS.get(kind) if isinstance(kind, str) else None
     if parser is None:
@@ -248,7 +238,7 @@ def parse(value: Value) -> Message:
 def _parse_metadata(value: dict[Any, Value]) -> Metadata:
     data = value.get("data", {})
     if not isinstance(data, dict):
-        raise RemoteProtocolError(f"metadata: data must be a map, got {_name(data)}", clause="5.1")
+        raise RemoteProtocolError(f"metadata: data must be a map, got {describe(data)}", clause="5.1")
     return Metadata(data)
 
 
@@ -261,10 +251,14 @@ def _parse_infer(value: dict[Any, Value]) -> Infer:
     sent = n
     if reuse is not None:
         if not isinstance(reuse, np.ndarray) or reuse.dtype != np.bool_ or reuse.shape != (n,):
-            raise RemoteProtocolError(f"infer: reuse must be a bool array of length {n}, got {_name(reuse)}", clause="10.1")
+            raise RemoteProtocolError(
+                f"infer: reuse must be a bool array of length {n}, got {describe(reuse)}", clause="10.1"
+            )
         sent = n - int(np.count_nonzero(reuse))
     return Infer(
-        observation=_observation(_need(value, "data", "infer", "5.2"), sent, "infer", "5.2" if reuse is None else "10.1"),
+        observation=parse_observation(
+            _need(value, "data", "infer", "5.2"), sent, "infer", "5.2" if reuse is None else "10.1"
+        ),
         env_indices=indices,
         step_ids=_step_ids(value, n, "infer", "5.2"),
         reuse=reuse,
@@ -278,7 +272,8 @@ def _parse_action(value: dict[Any, Value]) -> Action:
     action = _need(data, "action", "action", "5.3")
     if not isinstance(action, np.ndarray) or action.ndim < 2 or action.dtype.kind not in "biuf" or action.shape[0] < 1:
         raise RemoteProtocolError(
-            f"action: action must be a numeric array [H, n, *da] with H of at least 1, got {_name(action)}", clause="5.3"
+            f"action: action must be a numeric array [H, n, *da] with H of at least 1, got {describe(action)}",
+            clause="5.3",
         )
     env_ids = _indices(data, "env_ids", "action", "5.3") if "env_ids" in data else None
     if env_ids is not None and len(env_ids) != action.shape[1]:
@@ -289,7 +284,7 @@ def _parse_action(value: dict[Any, Value]) -> Action:
 
 def _parse_reset(value: Value, env_ids: Array | None) -> ResetRequest:
     if not isinstance(value, dict):
-        raise RemoteProtocolError(f"action: reset must be a map, got {_name(value)}", clause="seeded-reset")
+        raise RemoteProtocolError(f"action: reset must be a map, got {describe(value)}", clause="seeded-reset")
     targets = _indices(value, "env_ids", "action: reset", "seeded-reset")
     k = len(targets)
     if env_ids is not None and not set(targets.tolist()) <= set(env_ids.tolist()):
@@ -298,8 +293,14 @@ def _parse_reset(value: Value, env_ids: Array | None) -> ResetRequest:
     options = value.get("options", [None] * k)
     if isinstance(seeds, np.ndarray):
         seeds = seeds.tolist()
-    if not isinstance(seeds, list) or len(seeds) != k or any(type(seed) is not int and seed is not None for seed in seeds):
-        raise RemoteProtocolError(f"action: reset.seed must be a list of {k} ints or nils", clause="seeded-reset")
+    if (
+        not isinstance(seeds, list)
+        or len(seeds) != k
+        or not all(seed is None or (type(seed) is int and seed >= 0) for seed in seeds)
+    ):
+        raise RemoteProtocolError(
+            f"action: reset.seed must be a list of {k} non-negative ints or nils", clause="seeded-reset"
+        )
     if not isinstance(options, list) or len(options) != k or any(not isinstance(o, dict | None) for o in options):
         raise RemoteProtocolError(f"action: reset.options must be a list of {k} maps or nils", clause="seeded-reset")
     return ResetRequest(targets, tuple(seeds), tuple(options))
@@ -314,18 +315,20 @@ def _parse_feedback(value: dict[Any, Value]) -> Feedback:
     data = _need_map(value, "data", "feedback", "5.4")
     if data.keys() != _FEEDBACK_KEYS:
         raise RemoteProtocolError(
-            f"feedback: data must have exactly the keys {sorted(_FEEDBACK_KEYS)}, got {sorted(map(str, data))}", clause="5.4"
+            f"feedback: data must have exactly the keys {sorted(_FEEDBACK_KEYS)}, got {keys_of(data)}", clause="5.4"
         )
     rewards = data["rewards"]
     if not isinstance(rewards, np.ndarray) or rewards.dtype.kind != "f" or rewards.shape != (m,):
-        raise RemoteProtocolError(f"feedback: rewards must be a float array of length {m}, got {_name(rewards)}", clause="5.4")
+        raise RemoteProtocolError(
+            f"feedback: rewards must be a float array of length {m}, got {describe(rewards)}", clause="5.4"
+        )
     info = data["info"]
     if not isinstance(info, dict):
-        raise RemoteProtocolError(f"feedback: info must be a map, got {_name(info)}", clause="5.4")
+        raise RemoteProtocolError(f"feedback: info must be a map, got {describe(info)}", clause="5.4")
     if info:
         check_splittable(info, m)
     return Feedback(
-        observation=_observation(data["obs"], m, "feedback", "5.4"),
+        observation=parse_observation(data["obs"], m, "feedback", "5.4"),
         env_indices=indices,
         step_ids=_step_ids(value, m, "feedback", "5.4"),
         rewards=rewards,
@@ -335,7 +338,12 @@ def _parse_feedback(value: dict[Any, Value]) -> Feedback:
     )
 
 
-_PARSERS = {"metadata": _parse_metadata, "infer": _parse_infer, "action": _parse_action, "feedback": _parse_feedback}
+_PARSERS: dict[str, Callable[[dict[Any, Value]], Message]] = {
+    "metadata": _parse_metadata,
+    "infer": _parse_infer,
+    "action": _parse_action,
+    "feedback": _parse_feedback,
+}
 
 
 def _need(value: dict[Any, Value], key: str, message: str, clause: str) -> Value:
@@ -348,21 +356,21 @@ def _need(value: dict[Any, Value], key: str, message: str, clause: str) -> Value
 def _need_map(value: dict[Any, Value], key: str, message: str, clause: str) -> dict[Any, Value]:
     found = _need(value, key, message, clause)
     if not isinstance(found, dict):
-        raise RemoteProtocolError(f"{message}: {key} must be a map, got {_name(found)}", clause=clause)
+        raise RemoteProtocolError(f"{message}: {key} must be a map, got {describe(found)}", clause=clause)
     return found
 
 
 def _optional_map(value: dict[Any, Value], key: str, message: str, clause: str) -> dict[Any, Value] | None:
     found = value.get(key)
     if found is not None and not isinstance(found, dict):
-        raise RemoteProtocolError(f"{message}: {key} must be a map, got {_name(found)}", clause=clause)
+        raise RemoteProtocolError(f"{message}: {key} must be a map, got {describe(found)}", clause=clause)
     return found
 
 
 def _indices(value: dict[Any, Value], key: str, message: str, clause: str) -> Array:
     found = _need(value, key, message, clause)
     if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "iu":
-        raise RemoteProtocolError(f"{message}: {key} must be a 1-d int array, got {_name(found)}", clause=clause)
+        raise RemoteProtocolError(f"{message}: {key} must be a 1-d int array, got {describe(found)}", clause=clause)
     names = found.tolist()
     if names and (min(names) < 0 or max(names) > np.iinfo(np.int32).max):
         raise RemoteProtocolError(f"{message}: {key} must be small non-negative ints, got {names[:8]}", clause="4.4")
@@ -374,66 +382,16 @@ def _indices(value: dict[Any, Value], key: str, message: str, clause: str) -> Ar
 def _step_ids(value: dict[Any, Value], n: int, message: str, clause: str) -> Array:
     found = _need(value, "step_ids", message, clause)
     if not isinstance(found, np.ndarray) or found.shape != (n,) or found.dtype.kind not in "iu":
-        raise RemoteProtocolError(f"{message}: step_ids must be an int array of length {n}, got {_name(found)}", clause=clause)
+        raise RemoteProtocolError(
+            f"{message}: step_ids must be an int array of length {n}, got {describe(found)}", clause=clause
+        )
     return found
 
 
 def _flags(data: dict[Any, Value], key: str, m: int) -> Array:
     found = data[key]
     if not isinstance(found, np.ndarray) or found.dtype != np.bool_ or found.shape != (m,):
-        raise RemoteProtocolError(f"feedback: {key} must be a bool array of length {m}, got {_name(found)}", clause="5.4")
+        raise RemoteProtocolError(
+            f"feedback: {key} must be a bool array of length {m}, got {describe(found)}", clause="5.4"
+        )
     return found
-
-
-_OBSERVATION_KEYS = {"images", "states", "text"}
-
-
-def _observation(value: Value, n: int, message: str, clause: str) -> Observation:
-    if not isinstance(value, dict) or value.keys() != _OBSERVATION_KEYS:
-        got = sorted(map(str, value)) if isinstance(value, dict) else _name(value)
-        raise RemoteProtocolError(f"{message}: an observation has exactly the keys images, states, text; got {got}", clause=clause)
-    images, states = value["images"], value["states"]
-    if not isinstance(images, dict) or not isinstance(states, dict):
-        raise RemoteProtocolError(f"{message}: images and states must be maps", clause=clause)
-    for name, array in images.items():
-        if not isinstance(name, str) or not isinstance(array, np.ndarray) or array.ndim != 4 or array.dtype != np.uint8:
-            raise RemoteProtocolError(
-                f"{message}: image {name!r} must be a uint8 array [n, h, w, c], got {_name(array)}", clause=clause
-            )
-    for name, array in states.items():
-        if not isinstance(name, str) or not isinstance(array, np.ndarray) or array.ndim < 1 or array.dtype.kind not in "biufU":
-            raise RemoteProtocolError(f"{message}: state {name!r} must be an array [n, ...], got {_name(array)}", clause=clause)
-    for name, array in (*images.items(), *states.items()):
-        if len(array) != n:
-            raise RemoteProtocolError(
-                f"{message}: {name!r} has a leading dimension of {len(array)}, expected {n} rows", clause=clause
-            )
-    return Observation(images, states, _text(value["text"], n, message))
-
-
-def _text(text: Value, n: int, message: str) -> Array | None:
-    """Accept the three forms that are in the wild [3.4]: a ``<U`` array, a list of str, one str for all."""
-    if isinstance(text, str):
-        return _blank_text(n) if text == "" else np.full(n, text)
-    if isinstance(text, list) and all(isinstance(item, str) for item in text):
-        text = np.array(text, dtype=np.str_) if text else _blank_text(0)
-    if isinstance(text, np.ndarray) and text.dtype.kind == "U" and text.ndim == 1:
-        if len(text) == n:
-            return text
-        if n == 0:
-            return text[:0]
-    raise RemoteProtocolError(f"{message}: text must hold {n} str (an array, a list) or be one str, got {_name(text)}", clause="3.4")
-
-
-@lru_cache(maxsize=64)
-def _blank_text(n: int) -> Array:
-    blank = np.full(n, "", dtype="<U1")
-    blank.flags.writeable = False
-    return blank
-
-
-def _name(value: Value) -> str:
-    """Describe a value in an error without repeating its contents."""
-    if isinstance(value, np.ndarray):
-        return f"an array {value.dtype.str}{list(value.shape)}"
-    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -6,12 +6,16 @@ session makes only legal ones. Who holds the observations themselves is the call
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from plugrl_bridges.errors import RemoteProtocolError
-from plugrl_bridges.wire.codec import Array
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from plugrl_bridges.wire.arrays import Array
 
 __all__ = ["ReuseRule"]
 
@@ -27,21 +31,31 @@ class ReuseRule:
         """Take in a feedback: its envs may be reused, except those whose episode it ended."""
         names = env_indices.tolist()
         self._legal.update(names)
+        if self._ended:
+            self._ended.difference_update(names)
         ended = terminated | truncated
         if ended.any():
             self.forget(env_indices[ended].tolist())
-            self._ended.update(env_indices[ended].tolist())
-        if self._ended:
-            self._ended.difference_update(env_indices[~ended].tolist())
 
     def forget(self, envs: Iterable[int]) -> None:
-        """Take in that envs were reset: their next observation was never sent."""
-        self._legal.difference_update(envs)
+        """Take in that envs were reset, or are about to be: their next observation was never sent."""
+        names = tuple(envs)
+        self._legal.difference_update(names)
+        self._ended.update(names)
 
     def marks(self, env_indices: Array) -> Array:
         """Give the bool ``[n]`` array of rows that may be marked."""
         legal = self._legal
-        return np.array([env in legal for env in env_indices.tolist()])
+        return np.array([env in legal for env in env_indices.tolist()], dtype=np.bool_)
+
+    def fault(self, env_indices: Array, reuse: Array) -> str | None:
+        """Say which env of an infer may not be marked, and why; None if all marks are legal."""
+        marked = env_indices[reuse].tolist()
+        if self._legal.issuperset(marked):
+            return None
+        env = next(name for name in marked if name not in self._legal)
+        why = "its episode ended or it was reset" if env in self._ended else "it has no feedback on this connection"
+        return f"infer: env {env} is marked reuse, but {why}"
 
     def check(self, env_indices: Array, reuse: Array) -> None:
         """Refuse marks that the server cannot honour.
@@ -50,9 +64,6 @@ class ReuseRule:
             RemoteProtocolError: naming the first env marked without a feedback on this connection, or after its
                 episode ended [10.1].
         """
-        marked = env_indices[reuse].tolist()
-        if self._legal.issuperset(marked):
-            return
-        env = next(name for name in marked if name not in self._legal)
-        why = "its episode ended or it was reset" if env in self._ended else "it has no feedback on this connection"
-        raise RemoteProtocolError(f"infer: env {env} is marked reuse, but {why}", clause="10.1")
+        fault = self.fault(env_indices, reuse)
+        if fault is not None:
+            raise RemoteProtocolError(fault, clause="10.1")

@@ -9,15 +9,19 @@ which the connection must be closed with ``plugrl-server-resync`` [7.2]; an ille
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from plugrl_bridges.errors import LocalProtocolError, RemoteProtocolError
-from plugrl_bridges.wire.codec import Buffer
 from plugrl_bridges.wire.messages import Action, Feedback, Infer, Message, Metadata, Observation, parse_bytes, to_bytes
 from plugrl_bridges.wire.reuse import ReuseRule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from plugrl_bridges.wire.arrays import Array, Buffer
 
 __all__ = [
     "ENV_SPEC",
@@ -71,7 +75,6 @@ class _Session:
         self._parse = parser
         self._reuse = ReuseRule()
         self._asked: Infer | None = None
-        self._holding: set[int] = set()
 
     def _receive(self, data: Buffer | str) -> Message:
         message = self._parse(data)
@@ -96,8 +99,6 @@ class _Session:
         return buffers
 
 
-
-
 class ServerSession(_Session):
     """Stand for the training server on one connection.
 
@@ -109,9 +110,17 @@ class ServerSession(_Session):
 
     role = Role.SERVER
 
+    def __init__(self, *, parser: Callable[[Buffer | str], Message] = parse_bytes) -> None:
+        super().__init__(parser=parser)
+        self._features: frozenset[str] = frozenset()
+        self._holding: set[int] = set()
+        self._all_reset = False  # every env of the last action was reset, so that its feedback may be empty
+
     def open(self, metadata: Metadata) -> list[Buffer]:
         """Give the buffers of the metadata; send them first [5.1]."""
-        return self._send(metadata)
+        buffers = self._send(metadata)
+        self._features = metadata.features
+        return buffers
 
     @property
     def asked(self) -> Infer | None:
@@ -137,48 +146,62 @@ class ServerSession(_Session):
         """
         message = self._receive(data)
         if isinstance(message, Infer):
-            if message.reuse is not None:
-                self._reuse.check(message.env_indices, message.reuse)
-            holding = self._holding.intersection(message.env_indices.tolist()) if self._holding else ()
-            if holding:
-                raise RemoteProtocolError(
-                    f"infer: env {min(holding)} asks for a chunk, but has fed nothing back for the one it holds", clause="4.3"
-                )
+            self._check_infer(message)
             self._asked = message
             return message, ()
-        assert isinstance(message, Feedback)  # the table admits nothing else
-        names = message.env_indices.tolist()
-        strangers = tuple(env for env in names if env not in self._holding)
-        if strangers:
-            keep = np.array([env not in strangers for env in names], dtype=np.bool_)
-            message = _rows_of(message, keep)
-        elif not names and self._holding:
+        feedback = cast("Feedback", message)  # the table admits nothing else
+        names = feedback.env_indices.tolist()
+        if not names and not self._all_reset:
             raise RemoteProtocolError("feedback: env_indices names no env, but actions are held", clause="5.4")
+        strangers = () if self._holding.issuperset(names) else tuple(e for e in names if e not in self._holding)
+        if strangers:
+            feedback = _rows_of(feedback, np.array([env in self._holding for env in names], dtype=np.bool_))
         self._holding.difference_update(names)
-        self._reuse.note_feedback(message.env_indices, message.terminated, message.truncated)
-        return message, strangers
+        self._reuse.note_feedback(feedback.env_indices, feedback.terminated, feedback.truncated)
+        return feedback, strangers
+
+    def _check_infer(self, infer: Infer) -> None:
+        if infer.reuse is not None:
+            if REUSE_FEEDBACK_OBS not in self._features:
+                raise RemoteProtocolError("infer: reuse, but the metadata does not list the feature", clause="10.1")
+            self._reuse.check(infer.env_indices, infer.reuse)
+        holding = self._holding.intersection(infer.env_indices.tolist()) if self._holding else ()
+        if holding:
+            raise RemoteProtocolError(
+                f"infer: env {min(holding)} asks for a chunk, but has fed nothing back for the one it holds",
+                clause="4.3",
+            )
 
     def answer(self, action: Action) -> list[Buffer]:
         """Give the buffers of the answer to the open infer.
 
         Raises:
-            LocalProtocolError: if no infer is open, or ``env_ids`` is not the infer's ``env_indices`` in order [5.3].
+            LocalProtocolError: if no infer is open; if ``env_ids`` is not the infer's ``env_indices`` in order, or the
+                array has another number of envs [5.3]; or if it resets what it may not.
         """
-        asked = self._asked
-        if asked is None or action.env_ids is None or not np.array_equal(action.env_ids, asked.env_indices):
+        asked, names = self._asked, action.env_ids
+        if asked is None or names is None or not np.array_equal(names, asked.env_indices):
             raise LocalProtocolError("[5.3] an action answers the open infer's envs, in its order")
+        if action.action.ndim < 2 or action.action.shape[1] != len(names):
+            raise LocalProtocolError(
+                f"[5.3] an action for {len(names)} envs has the shape [H, {len(names)}, *da], got "
+                f"{list(action.action.shape)}"
+            )
+        reset: set[int] = set()
+        if action.reset is not None:
+            reset.update(action.reset.env_ids.tolist())
+            if SEEDED_RESET not in self._features or not reset.issubset(names.tolist()):
+                raise LocalProtocolError("[seeded-reset] only the action's envs, and only if the metadata lists it")
         buffers = self._send(action)
         self._asked = None
-        names = action.env_ids.tolist()
-        if action.reset is not None:
-            reset = set(action.reset.env_ids.tolist())
-            self._reuse.forget(reset)
-            names = [env for env in names if env not in reset]
-        self._holding.update(names)
+        stepping = set(names.tolist()) - reset
+        self._reuse.forget(reset)
+        self._holding.update(stepping)
+        self._all_reset = not stepping
         return buffers
 
 
-def _rows_of(feedback: Feedback, keep: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Feedback:
+def _rows_of(feedback: Feedback, keep: Array) -> Feedback:
     """Keep the marked rows. The info goes when a row does: it is batched to the rows that were sent."""
     observation = feedback.observation
     return replace(
@@ -222,42 +245,52 @@ class ClientSession(_Session):
             self.metadata = message
             self.features = message.features
             return message
-        assert isinstance(message, Action) and self._asked is not None  # noqa: PT018 - the table admits nothing else
-        asked = self._asked.env_indices
-        if message.env_ids is None:
-            message = replace(message, env_ids=asked)
-        if message.action.shape[1] != len(asked) or not np.array_equal(message.env_ids, asked):
+        action = cast("Action", message)  # the table admits nothing else
+        asked = cast("Infer", self._asked).env_indices  # an action is due only after an infer
+        names = asked if action.env_ids is None else action.env_ids
+        if action.action.shape[1] != len(asked) or not np.array_equal(names, asked):
             raise RemoteProtocolError(
-                f"action: answers envs {message.env_ids.tolist()[:8]}, expected {asked.tolist()[:8]} in this order",
+                f"action: {action.action.shape[1]} rows for envs {names.tolist()[:8]}, expected {len(asked)} for "
+                f"{asked.tolist()[:8]} in this order",
                 clause="5.3",
             )
         horizon = self.metadata.data.get("action_horizon")
-        if isinstance(horizon, int) and message.action.shape[0] > horizon:
+        if isinstance(horizon, int) and action.action.shape[0] > horizon:
             raise RemoteProtocolError(
-                f"action: {message.action.shape[0]} steps, the metadata announced a horizon of {horizon}", clause="5.1"
+                f"action: {action.action.shape[0]} steps, the metadata announced a horizon of {horizon}", clause="5.1"
             )
-        if message.reset is not None:
+        if action.reset is not None:
             if SEEDED_RESET not in self.features:
-                raise RemoteProtocolError("action: reset, but the metadata does not list seeded-reset", clause="seeded-reset")
-            self._reuse.forget(message.reset.env_ids.tolist())
+                raise RemoteProtocolError(
+                    "action: reset, but the metadata does not list seeded-reset", clause="seeded-reset"
+                )
+            reset = action.reset.env_ids.tolist()
+            if not set(reset).issubset(asked.tolist()):
+                raise RemoteProtocolError("action: reset names an env that the infer does not", clause="seeded-reset")
+            self._reuse.forget(reset)
         self._asked = None
-        return message
+        return replace(action, env_ids=names) if action.env_ids is None else action
 
-    def marks(self, infer: Infer) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
+    def marks(self, infer: Infer) -> Array | None:
         """Give the rows of an infer that may be left out [10.1]; None if the server does not offer it or none may."""
         if REUSE_FEEDBACK_OBS not in self.features:
             return None
-        marks: np.ndarray[tuple[int], np.dtype[np.bool_]] = self._reuse.marks(infer.env_indices)
+        marks = self._reuse.marks(infer.env_indices)
         return marks if marks.any() else None
 
     def infer(self, infer: Infer) -> list[Buffer]:
         """Give the buffers of an infer.
 
         Raises:
-            LocalProtocolError: if an infer is not due, or carries what the server did not offer.
+            LocalProtocolError: if an infer is not due, carries what the server did not offer, or marks a row that may
+                not be marked [10.1].
         """
-        if infer.reuse is not None and REUSE_FEEDBACK_OBS not in self.features:
-            raise LocalProtocolError("[10.1] reuse, but the metadata does not list reuse-feedback-obs")
+        if infer.reuse is not None:
+            if REUSE_FEEDBACK_OBS not in self.features:
+                raise LocalProtocolError("[10.1] reuse, but the metadata does not list reuse-feedback-obs")
+            fault = self._reuse.fault(infer.env_indices, infer.reuse)
+            if fault is not None:
+                raise LocalProtocolError(f"[10.1] {fault}")
         if (infer.env_spec is not None or infer.reset_info) and ENV_SPEC not in self.features:
             raise LocalProtocolError("[env-spec] env_spec or reset_info, but the metadata does not list env-spec")
         buffers = self._send(infer)
