@@ -367,14 +367,14 @@ def test_close_before_the_handshake_is_done_just_ends_it(listener: Listener) -> 
 def test_both_ends_have_nodelay_and_notice_dead_peers() -> None:
     with our_pair(dead_peer_timeout_s=30.0) as ends:
         for end in ends:
-            assert end._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-            assert end._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert end._stream._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert end._stream._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             if hasattr(socket, "TCP_USER_TIMEOUT"):
-                assert end._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+                assert end._stream._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
     with our_pair(dead_peer_timeout_s=None) as ends:
         for end in ends:
-            assert end._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-            assert not end._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert end._stream._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert not end._stream._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 def test_the_repr_names_the_peer() -> None:

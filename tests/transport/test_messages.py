@@ -374,10 +374,10 @@ class CountingSocket:
 def test_feedback_and_infer_go_out_in_one_system_call(server: bool, size: int) -> None:
     ours, peer = raw_end(server=server)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-    ours._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    counting = CountingSocket(ours._sock)
-    ours._sock = counting  # type: ignore[assignment]
-    ours._sendmsg = counting.sendmsg  # type: ignore[assignment]
+    ours._stream._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    counting = CountingSocket(ours._stream._sock)
+    ours._stream._sock = counting  # type: ignore[assignment]
+    ours._stream._sendmsg = counting.sendmsg  # type: ignore[assignment]
     with peer:
         ours.send([b"feedback", np.zeros(size, np.uint8).data], [b"infer"])
         assert counting.calls == 1
@@ -393,8 +393,8 @@ def test_everything_works_without_what_windows_lacks(asker: str, monkeypatch: py
         monkeypatch.delattr(socket, name, raising=False)
     with our_pair() as ends:
         first, second = ends if asker == "server" else ends[::-1]
-        assert first._sendmsg is None
-        assert first._waiter._polls is None
+        assert first._stream._sendmsg is None
+        assert first._stream.wait._polls is None
         task = Task(lambda: echo_all(second))
         ask_all(first, (*SIZES, 1 << 24))
         task.result()
@@ -464,7 +464,7 @@ def test_a_control_frame_that_the_socket_did_not_take_goes_first_in_the_next_sen
     with peer:
         peer.sendall(frame(b"?", masked=True, opcode=9))
         with suppress(BlockingIOError):
-            while ours._sock.send(bytes(1 << 16)):
+            while ours._stream._sock.send(bytes(1 << 16)):
                 pass
         ours.pump()
         assert ours.wants_write

@@ -1,16 +1,13 @@
 """Own one WebSocket connection on a plain socket, either end, driven entirely by the thread that calls it.
 
-Here bytes move: receive, send, TLS, the end of the stream. What they mean is ``engine``'s. This module must not know
+Here it is decided when bytes move; ``stream`` moves them, ``engine`` knows what they mean. This module must not know
 what a message says, who else is connected, or what time it is beyond the timeouts it is given. Make a connection
 with ``connect`` or ``Listener.accept``; its messages go on to ``wire``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import socket
-import ssl
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -22,10 +19,11 @@ from websockets.server import ServerProtocol
 from plugrl_bridges.errors import ConnectionClosed
 
 from .engine import Engine, State
-from .options import Waiter
 from .outgoing import Buffer, MaskedWriter, gather
+from .stream import Stream
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Sequence
 
     from websockets.client import ClientProtocol
@@ -36,9 +34,7 @@ __all__ = ["WebSocket"]
 logger = logging.getLogger(__name__)
 
 _READ_BYTES_PER_PUMP = 1 << 23
-_BUFFERS_PER_CALL = 512
 _REASON_BYTES = 123
-_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class WebSocket:
@@ -72,18 +68,8 @@ class WebSocket:
         self.bytes_received = 0
         self.bytes_sent = 0
         self._server = isinstance(core, ServerProtocol)
-        self._sock = sock
-        self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
-        self._tls_handshake = self._tls is not None
-        self._tls_wants_write = False
-        self.tls_error: OSError | None = None
-        """Why the TLS handshake failed, if it did."""
-        # Looked up once; a platform (Windows) or TLS without it sends joined buffers.
-        self._sendmsg: Callable[[Sequence[Buffer]], int] | None = (
-            None if self._tls is not None else getattr(sock, "sendmsg", None)
-        )
+        self._stream = Stream(sock)
         self._writer = None if self._server else MaskedWriter()
-        self._waiter = Waiter(sock.fileno())
         self._sending = False
         self._engine = Engine(core, address, max_message_bytes, answer)
         self._queue = self._engine.queue
@@ -120,16 +106,21 @@ class WebSocket:
     @property
     def handshake_error(self) -> Exception | None:
         """What was wrong with the TLS or HTTP handshake, if anything; an exception of the library below."""
-        return self.tls_error or self._engine.handshake_error
+        return self._stream.tls_error or self._engine.handshake_error
+
+    @property
+    def tls_error(self) -> OSError | None:
+        """Why the TLS handshake failed, if it did."""
+        return self._stream.tls_error
 
     @property
     def wants_write(self) -> bool:
         """Whether `pump` has something to send that the socket did not take; a selector may wait for that too."""
-        return bool(self._engine.pending) or self._tls_wants_write
+        return bool(self._engine.pending) or self._stream.wants_write
 
     def fileno(self) -> int:
         """Return the file descriptor for a selector, or -1 once closed."""
-        return self._sock.fileno()
+        return self._stream.fileno()
 
     def pump(self) -> bool:
         """Read what the socket has now, without blocking; parse it, answer control frames, go on with a handshake.
@@ -144,7 +135,7 @@ class WebSocket:
         if state is State.CLOSED:
             return False
         try:
-            if not self._tls_handshake or self._tls is None or self._shake_hands(self._tls):
+            if not self._stream.handshake_due or self._shake_hands():
                 self._read()
         except OSError as exc:
             self._lost(exc.strerror or str(exc))
@@ -202,9 +193,9 @@ class WebSocket:
                 if remaining <= 0:
                     return None
             if self.wants_write:
-                self._waiter.either(read=True, write=True, timeout_s=remaining)
+                self._stream.wait.either(read=True, write=True, timeout_s=remaining)
             else:
-                self._waiter.readable(remaining)
+                self._stream.wait.readable(remaining)
 
     def send(self, *messages: Sequence[Buffer], timeout_s: float = 60.0) -> None:
         """Send whole binary messages, all in one system call where the kernel takes them.
@@ -229,8 +220,7 @@ class WebSocket:
             buffers.insert(0, bytes(pending))
             total += len(pending)
             pending.clear()
-        if self._sendmsg is None and len(buffers) > 1:
-            buffers = [b"".join(buffers)]
+        buffers = self._stream.joined(buffers)
         count = self._send_some(buffers)
         if count < total:
             self._send_rest(buffers, count, timeout_s)
@@ -290,36 +280,26 @@ class WebSocket:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or self.closed:
                 break
-            self._waiter.either(read=True, write=self.wants_write, timeout_s=remaining)
+            self._stream.wait.either(read=True, write=self.wants_write, timeout_s=remaining)
         self.abort()
 
     def abort(self) -> None:
         """Shut the socket now, without a close frame. Idempotent."""
         self._lost("aborted by this side")
 
-    def _shake_hands(self, tls: ssl.SSLSocket) -> bool:
+    def _shake_hands(self) -> bool:
         """Go on with the TLS handshake; True if it is done."""
-        self._tls_wants_write = False
-        try:
-            tls.do_handshake()
-        except ssl.SSLWantReadError:
-            return False
-        except ssl.SSLWantWriteError:
-            self._tls_wants_write = True
-            return False
-        except OSError as exc:
-            self.tls_error = exc
-            detail = f"TLS handshake failed: {exc}"
+        done = self._stream.shake_hands()
+        if self._stream.tls_error is not None:
+            detail = f"TLS handshake failed: {self._stream.tls_error}"
             if self._server:
                 logger.warning("connection from %s: %s", self.address, detail)
             self._lost(detail)
-            return False
-        self._tls_handshake = False
-        return True
+        return done
 
     def _read(self) -> None:
         """Receive and parse until the socket is empty or enough was read."""
-        engine, inbox, sock, tls = self._engine, self._inbox, self._sock, self._tls
+        engine, inbox, stream = self._engine, self._inbox, self._stream
         if engine.pending:
             self._flush()
         if engine.stalled:
@@ -328,9 +308,8 @@ class WebSocket:
         budget = _READ_BYTES_PER_PUMP
         while not engine.stalled and engine.state is not State.CLOSED:
             space = inbox.target()
-            try:
-                count = sock.recv_into(space)
-            except _WOULD_BLOCK:
+            count = stream.receive(space)
+            if count < 0:
                 return
             if count == 0:
                 detail = engine.end_of_stream()
@@ -345,11 +324,7 @@ class WebSocket:
             if engine.pending or engine.end_pending or engine.over:
                 self._settle()
             budget -= count
-            # A plain socket that gave less than there was room for is empty; TLS gives one record at a time and may
-            # hold another that no selector sees.
-            if tls is None and (count < len(space) or budget <= 0):
-                return
-            if tls is not None and budget <= 0 and not tls.pending():
+            if not stream.may_hold_more(full=count == len(space), enough=budget <= 0):
                 return
 
     def _settle(self) -> None:
@@ -367,37 +342,24 @@ class WebSocket:
         pending = engine.pending
         try:
             while pending:
-                count = self._sock.send(pending)
+                count = self._stream.send([pending])
+                if not count:
+                    return
                 self.bytes_sent += count
                 del pending[:count]
             if engine.end_pending:
                 engine.end_pending = False
-                self._end_stream()
-        except _WOULD_BLOCK:
-            pass
+                # RFC 6455, section 7.1.1: the server ends the stream first, and waits for the client.
+                self._stream.end()
         except OSError as exc:
             # The peer is gone, but what it sent before it went is still to be read; reading meets the end.
             logger.debug("%s takes no more bytes: %s", self.address, exc)
             pending.clear()
 
-    def _end_stream(self) -> None:
-        """Send the end of the stream; RFC 6455, section 7.1.1: the server ends first, and waits for the client."""
-        if self._tls is not None:
-            # SSLWantReadError: the close_notify is sent, and its answer is not waited for.
-            with contextlib.suppress(OSError):
-                self._tls.unwrap()
-            self._tls = None
-        self._sock.shutdown(socket.SHUT_WR)
-
     def _send_some(self, buffers: Sequence[Buffer]) -> int:
         """Send what the socket takes now, 0 if it is full."""
         try:
-            if len(buffers) == 1 or self._sendmsg is None:
-                count = self._sock.send(buffers[0])
-            else:
-                count = self._sendmsg(buffers[:_BUFFERS_PER_CALL])
-        except _WOULD_BLOCK:
-            return 0
+            count = self._stream.send(buffers)
         except OSError as exc:
             raise self._send_failure(exc) from exc
         self.bytes_sent += count
@@ -432,7 +394,7 @@ class WebSocket:
             self._lost(complaint)
             raise self._closed_error()
         # A stalled connection reads nothing: waiting for it to be readable would spin.
-        readable, _ = self._waiter.either(read=not self._engine.stalled, write=True, timeout_s=remaining)
+        readable, _ = self._stream.wait.either(read=not self._engine.stalled, write=True, timeout_s=remaining)
         if readable:
             self.pump()
             if self._engine.state is not State.OPEN:
@@ -458,7 +420,7 @@ class WebSocket:
             engine.close_detail = engine.close_detail or detail
         engine.stalled = False
         engine.pending.clear()
-        self._sock.close()
+        self._stream.close()
 
     def _closed_error(self) -> ConnectionClosed:
         engine = self._engine
