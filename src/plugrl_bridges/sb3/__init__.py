@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 try:
-    import stable_baselines3 as _stable_baselines3
+    import stable_baselines3 as _sb3  # noqa: F401 - only to say what is missing
 except ImportError as exc:
     raise ImportError("plugrl_bridges.sb3 needs Stable-Baselines3: pip install 'plugrl-bridges[sb3]'") from exc
 

@@ -5,7 +5,6 @@ Follows SB3's argument names as far as they mean anything here; an argument that
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 from plugrl_bridges.sb3.vec_env import PlugRemoteVecEnv
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Mapping
 
 __all__ = ["make_vec_env"]
@@ -25,7 +25,7 @@ _AT_THE_CLIENT = {
 }
 
 
-def make_vec_env(
+def make_vec_env(  # noqa: PLR0917 - the order is that of SB3's own make_vec_env
     env: PlugRemoteVecEnv | None = None,
     n_envs: int | None = None,
     seed: int | None = None,
@@ -67,7 +67,7 @@ def make_vec_env(
     for name, value in given.items():
         if value:
             raise ValueError(f"{name} cannot be honoured for remote environments: {_AT_THE_CLIENT[name]}")
-    if isinstance(start_index, bool) or not isinstance(start_index, int) or start_index < 0:
+    if start_index < 0:
         raise ValueError(f"start_index must be a whole number of at least 0, got {start_index!r}")
     if env is None:
         env = _make(vec_env_cls, n_envs, vec_env_kwargs)
@@ -79,7 +79,7 @@ def make_vec_env(
         filename = None
         if monitor_dir is not None:
             Path(monitor_dir).mkdir(parents=True, exist_ok=True)
-            filename = os.path.join(monitor_dir, "monitor.csv")
+            filename = str(Path(monitor_dir) / "monitor.csv")
         return VecMonitor(env, filename, **dict(monitor_kwargs or {}))
     except BaseException:
         env.close()
@@ -90,8 +90,8 @@ def _make(
     vec_env_cls: type[PlugRemoteVecEnv] | None, n_envs: int | None, vec_env_kwargs: Mapping[str, Any] | None
 ) -> PlugRemoteVecEnv:
     chosen = PlugRemoteVecEnv if vec_env_cls is None else vec_env_cls
-    if not isinstance(chosen, type) or not issubclass(chosen, PlugRemoteVecEnv):
-        raise ValueError(f"vec_env_cls must be PlugRemoteVecEnv or a class of it, got {chosen!r}")
+    if not issubclass(chosen, PlugRemoteVecEnv):
+        raise TypeError(f"vec_env_cls must be PlugRemoteVecEnv or a class of it, got {chosen!r}")
     kwargs = dict(vec_env_kwargs or {})
     if n_envs is not None:
         kwargs.setdefault("num_envs", n_envs)
@@ -104,7 +104,7 @@ def _check_given(
     vec_env_cls: type[PlugRemoteVecEnv] | None,
     vec_env_kwargs: Mapping[str, Any] | None,
 ) -> None:
-    if not isinstance(env, PlugRemoteVecEnv):
+    if not isinstance(env, PlugRemoteVecEnv):  # an env id, out of SB3's habit
         raise TypeError(
             f"env must be a PlugRemoteVecEnv, got {type(env).__name__} {env!r}; an env id goes to the client: "
             "plugrl-env-client --env-id"

@@ -41,9 +41,9 @@ _NEEDS_CLIENTS = frozenset(
 class PlugRemoteVecEnv(VecEnv):
     """Present environments that run in env clients as a Stable-Baselines3 ``VecEnv``.
 
-    Listens at once. What only a client can tell (the spaces, ``num_envs``) is waited for when it is first asked, so that
-    ``port`` and ``url`` can be read, and a client be started, before. Wrap it with `make_vec_env` for monitoring, give it
-    to any SB3 algorithm, and `close` it at the end: clients then hear that the run is over.
+    Listens at once. What only a client can tell (the spaces, ``num_envs``) is waited for when it is first asked, so
+    that ``port`` and ``url`` can be read, and a client be started, before. Wrap it with `make_vec_env` for monitoring,
+    give it to any SB3 algorithm, and `close` it at the end: clients then hear that the run is over.
 
     For Gymnasium trainers take ``plugrl_bridges.gym.PlugRLVectorEnv`` instead.
 
@@ -72,7 +72,7 @@ class PlugRemoteVecEnv(VecEnv):
         PlugRLError: if the port cannot be had.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the options of every adapter, keyword-only
         self,
         *,
         num_envs: int | None = None,
@@ -97,8 +97,9 @@ class PlugRemoteVecEnv(VecEnv):
             BridgeOptions(
                 num_envs=num_envs, host=host, port=port, observation_space=observation_space, action_space=action_space,
                 image_key=image_key, state_key=state_key, action_horizon=action_horizon, timeout=timeout,
-                connect_timeout=connect_timeout, on_client_loss=on_client_loss, episode_log=episode_log, api_key=api_key,
-                ssl=ssl, allowed_origins=allowed_origins, ping_interval=ping_interval, ping_timeout=ping_timeout,
+                connect_timeout=connect_timeout, on_client_loss=on_client_loss, episode_log=episode_log,
+                api_key=api_key, ssl=ssl, allowed_origins=allowed_origins, ping_interval=ping_interval,
+                ping_timeout=ping_timeout,
             )
         )  # fmt: skip
         self._finalizer = weakref.finalize(self, self._lockstep.close)
@@ -189,7 +190,8 @@ class PlugRemoteVecEnv(VecEnv):
         Returns:
             Observations, float32 rewards ``[num_envs]``, dones ``[num_envs]``, one info dict per env. On a done row the
             observation is the next episode's first, and the info has ``terminal_observation``; ``TimeLimit.truncated``
-            is true only for truncated and not terminated; ``client_lost`` is true where a lost client ended the episode.
+            is true only for truncated and not terminated; ``client_lost`` is true where a lost client ended the
+            episode.
 
         Raises:
             StepTimeout: naming the slots that did not answer in time.
@@ -256,8 +258,8 @@ class PlugRemoteVecEnv(VecEnv):
             known["spec"] = announced.spec
         if attr_name not in known:
             raise AttributeError(
-                f"remote environments cannot be asked for {attr_name!r}: protocol version 1 carries no attributes; known "
-                f"here are {sorted(known)}"
+                f"remote environments cannot be asked for {attr_name!r}: protocol version 1 carries no attributes; "
+                f"known here are {sorted(known)}"
             )
         return [known[attr_name] for _ in self._get_indices(indices)]
 
@@ -296,8 +298,8 @@ class PlugRemoteVecEnv(VecEnv):
             NotImplementedError: always.
         """
         raise NotImplementedError(
-            "remote environments cannot be rendered from the trainer: protocol version 1 carries no render calls; render at "
-            "the client"
+            "remote environments cannot be rendered from the trainer: protocol version 1 carries no render calls; "
+            "render at the client"
         )
 
     def _nest(self, arrays: list[Array]) -> VecEnvObs:
