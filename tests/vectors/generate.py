@@ -354,7 +354,8 @@ def add_malformed_bytes(out: Vectors) -> None:
     for name, dtype, size in (
         ("void", "|V8", 8), ("object", "|O", 8), ("complex", "<c8", 8), ("bytes", "|S4", 4), ("datetime", "<M8[s]", 8),
         ("longdouble", "<f16", 16), ("no_size", "<f", 4), ("native_order", "=f4", 4), ("no_order", "f4", 4),
-        ("bar_order", "|f4", 4), ("no_such_size", "<i3", 3), ("structured", "[('a', '<f4')]", 4), ("empty_text", "<U0", 0),
+        ("bar_order", "|f4", 4), ("no_such_size", "<i3", 3), ("structured", "[('a', '<f4')]", 4),
+        ("empty_text", "<U0", 0),
     ):  # fmt: skip
         array = {b"__ndarray__": True, b"data": bytes(size), b"dtype": dtype, b"shape": [1]}
         out.bad(f"dtype_{name}", f"dtype {dtype}", packb(array))

@@ -126,14 +126,15 @@ def _key(key: object) -> bytes:
         return _packed_str(key)
     if isinstance(key, (str, bytes)):
         return _scalar(key)
-    raise EncodeError(f"map keys are str or bytes, got {type(key).__name__} {str(key)[:40]!r}")
+    raise EncodeError(f"map keys are str or bytes, got {type(key).__name__}")
 
 
 def _scalar(value: Value) -> bytes:
     try:
         packed: bytes = _pack(value, use_bin_type=True)
     except (OverflowError, ValueError, BufferError) as exc:
-        raise EncodeError(f"the wire cannot carry {repr(value)[:80]}: {str(exc)[:80]}") from exc
+        what = f"an int of {value.bit_length()} bits" if isinstance(value, int) else repr(value)[:80]
+        raise EncodeError(f"the wire cannot carry {what}: {str(exc)[:80]}") from exc
     return packed
 
 
