@@ -1,0 +1,283 @@
+"""Own the ``plugrl-env-client`` command: words on a command line in, `EnvClient` out, and what a person reads of it.
+
+Nothing heavy is imported before the arguments are understood, so that ``--help`` answers at once. Exit codes: 0 when
+the server says that the run is over, 1 after an error (with one line that says which), 2 for a wrong command line, 130
+and 143 after SIGINT and SIGTERM, which close the connection with code 1000 [7.5].
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from plugrl_bridges.client.procs import ClientOptions, Outcome
+    from plugrl_bridges.client.record import Progress
+
+__all__ = ["main"]
+
+_NAME = "plugrl-env-client"
+_RECENT = 10
+
+
+def _json_object(_context: click.Context, _option: click.Parameter, value: str) -> dict[str, Any]:
+    """Parse a JSON object given on the command line."""
+    try:
+        parsed = json.loads(value)
+    except json.JSONDecodeError as exc:
+        raise click.BadParameter(f"{value!r} is no JSON: {exc}") from exc
+    if not isinstance(parsed, dict):
+        raise click.BadParameter(f'expected a JSON object such as {{"render_mode": "rgb_array"}}, got {value!r}')
+    return parsed
+
+
+@click.command(name=_NAME, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("--env-id", help="A Gymnasium id; module:Id-v0 imports the module first.")
+@click.option("--env-factory", metavar="PKG.MOD:FUNC", help="A function that returns a gymnasium Env or VectorEnv.")
+@click.option(
+    "--env-kwargs",
+    metavar="JSON",
+    callback=_json_object,
+    default="{}",
+    help="Keyword arguments for either, as a JSON object.",
+)
+@click.option("--num-envs", type=click.IntRange(1), help="Envs in all processes together.  [default: one per process]")
+@click.option("--num-procs", type=click.IntRange(1), default=1, help="Processes to spread the envs over.")
+@click.option("--url", default="ws://127.0.0.1:8000", help="The training server: ws:// or wss://.")
+@click.option("--seed", type=click.IntRange(0), help="Env i is first reset with seed + i, unless the trainer seeds it.")
+@click.option("--rank", type=click.IntRange(0), help="Rank of the first process among all the clients of a run.")
+@click.option("--api-key", envvar="PLUGRL_API_KEY", help="Sent to the server; or set PLUGRL_API_KEY.")
+@click.option("--ca-file", type=click.Path(exists=True, dir_okay=False), help="Certificates to trust, for wss://.")
+@click.option("--reuse/--no-reuse", default=True, help="Leave out observations that the server has.")
+@click.option("--info/--no-info", default=True, help="Send the infos of the envs.")
+@click.option(
+    "--connect-timeout", type=click.FloatRange(0), default=300.0, help="Seconds without a server; 0: no limit."
+)
+@click.option("--ping-interval", type=click.FloatRange(0), default=20.0, help="Seconds between pings; 0: none.")
+@click.option("--ping-timeout", type=click.FloatRange(0), default=60.0, help="Seconds of silence allowed; 0: no limit.")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False), default="info",
+    help="Log to stderr from this level on.",
+)  # fmt: skip
+@click.option("--summary", type=click.Path(dir_okay=False), help="Write the counts to this JSON file at the end.")
+@click.option("--quiet", is_flag=True, help="Neither progress nor summary, and warnings only.")
+def main(
+    *,
+    env_id: str | None,
+    env_factory: str | None,
+    env_kwargs: dict[str, Any],
+    num_envs: int | None,
+    num_procs: int,
+    info: bool,
+    connect_timeout: float,
+    ping_interval: float,
+    ping_timeout: float,
+    log_level: str,
+    quiet: bool,
+    summary: str | None,
+    **plain: Any,
+) -> None:
+    r"""Step environments for a training server (plugrl_bridges.sb3, .gym, .cleanrl, .rlinf, or any other).
+
+    Ends when the server says that the run is over.
+
+    \b
+    plugrl-env-client --env-id Pendulum-v1 --num-envs 16 --url ws://127.0.0.1:8000
+    plugrl-env-client --env-factory mysim.envs:make --env-kwargs '{"task": "pick"}' --num-envs 8 --num-procs 4
+    """
+    if (env_id is None) == (env_factory is None):
+        raise click.UsageError("give either --env-id or --env-factory")
+    if num_procs > 1 and num_envs is None:
+        num_envs = num_procs
+    if num_envs is not None and num_procs > num_envs:
+        raise click.UsageError(
+            f"--num-procs {num_procs} is more than --num-envs {num_envs}: a process has one env at least"
+        )
+    from plugrl_bridges.client.procs import ClientOptions  # noqa: PLC0415 - --help must not pay for it
+
+    terminal = sys.stderr.isatty() and not quiet
+    options = ClientOptions(
+        env_id=env_id,
+        env_factory=env_factory,
+        env_kwargs=env_kwargs,
+        num_envs=num_envs,
+        group_num_envs=num_envs,
+        send_info=info,
+        connect_timeout=connect_timeout or None,
+        ping_interval=ping_interval or None,
+        ping_timeout=ping_timeout or None,
+        log_level="warning" if quiet and log_level in {"debug", "info"} else log_level,
+        terminal=terminal,
+        **plain,
+    )
+    raise SystemExit(_run(options, num_procs, terminal=terminal, quiet=quiet, summary=summary))
+
+
+def _run(options: ClientOptions, num_procs: int, *, terminal: bool, quiet: bool, summary: str | None) -> int:
+    """Run the client or clients; give the exit code."""
+    from plugrl_bridges.client import procs  # noqa: PLC0415 - --help must not pay for it
+
+    procs.configure_logging(options if num_procs == 1 else replace(options, rank=None))
+    signals = _Signals()
+    line = _ProgressLine(num_procs) if terminal else None
+    if num_procs == 1:
+        outcomes = [_run_here(options, signals, line)]
+    else:
+        try:
+            clients = _split(options, num_procs)
+        except ValueError as exc:
+            click.echo(f"{_NAME}: {exc}", err=True)
+            return 2
+        outcomes = procs.run_processes(
+            clients, stopping=lambda: signals.received is not None, progress=None if line is None else line.show
+        )
+    if line is not None:
+        line.clear()
+    if summary is not None:
+        _write_summary(Path(summary), outcomes)
+    failed = [(at, outcome.error) for at, outcome in enumerate(outcomes) if outcome.error is not None]
+    if not quiet:
+        click.echo(_summary_line(outcomes))
+    if signals.received is not None:
+        click.echo(f"{_NAME}: ended by {signals.received.name}", err=True)
+        return 128 + int(signals.received)
+    if failed:
+        at, error = failed[0]
+        where = "" if num_procs == 1 else f"{len(failed)} of {num_procs} clients failed; process {at}: "
+        click.echo(f"{_NAME}: {where}{error}", err=True)
+        return 1
+    return 0
+
+
+def _run_here(options: ClientOptions, signals: _Signals, line: _ProgressLine | None) -> Outcome:
+    """Run the only client in this process."""
+    import logging  # noqa: PLC0415
+
+    from plugrl_bridges.client import procs  # noqa: PLC0415 - --help must not pay for it
+    from plugrl_bridges.errors import PlugRLError  # noqa: PLC0415
+
+    client = None
+    try:
+        client = procs.make_client(options, None if line is None else lambda progress: line.show([progress]))
+        signals.then = client.stop
+        return procs.Outcome(client.run())
+    except Exception as exc:
+        if not isinstance(exc, (PlugRLError, ValueError, OSError)):
+            logging.getLogger(__name__).exception("the client failed")
+        summary = procs.NOTHING if client is None else client.summary
+        return procs.Outcome(summary, procs.describe(exc))
+
+
+def _split(options: ClientOptions, num_procs: int) -> list[ClientOptions]:
+    """Spread the envs over the processes, the first ones having one more where it does not divide evenly.
+
+    Raises:
+        ValueError: The seeds of other commands could then not be told apart from this one's.
+    """
+    total = options.num_envs or num_procs
+    each, more = divmod(total, num_procs)
+    if more and options.rank:
+        raise ValueError(f"with --rank, --num-envs {total} must divide evenly over --num-procs {num_procs}")
+    rank = options.rank or 0
+    clients = []
+    first_env = rank * each
+    for at in range(num_procs):
+        num_envs = each + (at < more)
+        clients.append(replace(options, rank=rank + at, num_envs=num_envs, first_env=first_env))
+        first_env += num_envs
+    return clients
+
+
+class _Signals:
+    """Take SIGINT and SIGTERM: the first asks for a clean end, the second ends the process at once."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self.then: Any = None
+        for name in ("SIGINT", "SIGTERM", "SIGBREAK"):  # the last is Windows' own
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), self._handle)
+
+    def _handle(self, number: int, _frame: object) -> None:
+        if self.received is not None:
+            os._exit(128 + number)
+        self.received = signal.Signals(number)
+        if self.then is not None:
+            self.then()
+
+
+class _ProgressLine:
+    """Write one line over and over on a terminal's stderr."""
+
+    def __init__(self, num_procs: int) -> None:
+        self._num_procs = num_procs
+        self._last = ""
+
+    def show(self, reports: Sequence[Progress]) -> None:
+        """Show the reports of all clients as one line."""
+        if not reports:
+            return
+        connected = sum(report.state != "connecting" for report in reports)
+        if self._num_procs == 1:
+            state = {"connecting": "waiting for a server"}.get(reports[0].state, reports[0].state)
+        else:
+            state = f"{connected} of {self._num_procs} connected"
+        means = [report.mean_return for report in reports if not math.isnan(report.mean_return)]
+        mean = f"{sum(means) / len(means):.2f}" if means else "-"
+        text = (
+            f"{state} | {sum(report.episodes for report in reports)} episodes | "
+            f"{sum(report.steps_per_s for report in reports):.0f} steps/s | mean return {mean}"
+        )
+        if text != self._last:
+            self._last = text
+            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+    def clear(self) -> None:
+        """Remove the line."""
+        click.echo("\r\x1b[K", nl=False, err=True)
+
+
+def _summary_line(outcomes: Sequence[Outcome]) -> str:
+    """Sum up what all clients did."""
+    summaries = [outcome.summary for outcome in outcomes]
+    episodes = sum(summary.episodes for summary in summaries)
+    steps = sum(summary.steps for summary in summaries)
+    line = f"{episodes} episodes, {steps} env steps"
+    if episodes:
+        mean = sum(summary.mean_return * summary.episodes for summary in summaries if summary.episodes) / episodes
+        recent = sorted(episode for summary in summaries for episode in summary.recent)[-_RECENT:]
+        line += f", mean return {mean:.2f}"
+        line += f" (last {len(recent)}: {sum(episode.ret for episode in recent) / len(recent):.2f})"
+    reconnects = sum(summary.reconnects for summary in summaries)
+    if reconnects:
+        line += f", {reconnects} reconnects"
+    return line
+
+
+def _write_summary(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """Write what all clients did, for programs: ``mean_return`` is null without an episode."""
+    summaries = [outcome.summary for outcome in outcomes]
+    episodes = sum(summary.episodes for summary in summaries)
+    total = sum(summary.mean_return * summary.episodes for summary in summaries if summary.episodes)
+    counts = {
+        "episodes": episodes,
+        "steps": sum(summary.steps for summary in summaries),
+        "mean_return": total / episodes if episodes else None,
+        "reconnects": sum(summary.reconnects for summary in summaries),
+        "reasons": [outcome.error or outcome.summary.reason for outcome in outcomes],
+    }
+    path.write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

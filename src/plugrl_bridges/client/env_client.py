@@ -1,0 +1,340 @@
+"""Own an env client's life: make the envs, find the server, serve it, come back after a loss, end with a summary.
+
+`EnvClient` is the class to use in code; the ``plugrl-env-client`` command is ``cli`` around it. What is said on one
+connection is the concern of ``exchange``, what its end means that of ``reconnect``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import ssl as ssl_module
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from plugrl_bridges import __version__
+from plugrl_bridges.client.batch import EnvBatch, EnvFailed
+from plugrl_bridges.client.exchange import TEXT_FRAME_CLAUSE, Exchange
+from plugrl_bridges.client.factory import MakeEnv, build_batch
+from plugrl_bridges.client.keeper import Line, Stopped
+from plugrl_bridges.client.reconnect import Backoff, Ending, meaning_of_close
+from plugrl_bridges.client.record import ClientSummary, EpisodeBook, Progress
+from plugrl_bridges.errors import ConnectionClosed, ConnectTimeout, HandshakeError, RemoteProtocolError, WireError
+from plugrl_bridges.transport import WebSocket, connect
+from plugrl_bridges.wire.session import ENV_SPEC, REUSE_FEEDBACK_OBS, SEEDED_RESET
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from plugrl_bridges.wire.codec import Value
+
+__all__ = ["EnvClient"]
+
+logger = logging.getLogger(__name__)
+
+_DIAL_TIMEOUT_S = 10.0
+_METADATA_TIMEOUT_S = 30.0
+_REPORT_EVERY_S = 1.0
+_PAUSE_SLICE_S = 0.1
+_FATAL_STATUS = frozenset({401, 403})
+
+
+class EnvClient:
+    """Step environments for a training server; make one, then call `run`.
+
+    Args:
+        make_env: Returns a new `gymnasium.Env`, called once per env; or a `gymnasium.vector.VectorEnv`, whose rows are
+            then the envs (autoreset mode SAME_STEP or DISABLED). ``gym_factory`` and ``env_factory`` make one of names.
+        num_envs: Number of envs; None: one, or as many as the vector env has rows.
+        url: ``ws://host:port`` or ``wss://…``, a path is allowed.
+        seed: Env j's very first reset gets ``seed + first_env + j``; later resets are unseeded. A trainer that seeds
+            its resets (feature ``seeded-reset``) replaces this.
+        rank: Place of this client among the clients of a run; announced to servers that know ``env-spec``, which
+            give out their slots in this order.
+        first_env: Index of env 0 in the whole run, for the seeds; None: ``rank * num_envs``, or 0 without a rank.
+        group_num_envs: Announced number of envs of all the clients that were started together; None: ``num_envs``.
+        api_key: Sent as ``Authorization: Api-Key …`` [1.2].
+        ssl: Context for ``wss``; None: the system's certificates.
+        reuse: Leave out observations that the server has, if it offers that [10.1].
+        send_info: Send the envs' infos. The ``episode`` record of [5.4] is sent in any case.
+        connect_timeout: Seconds without a server, over all tries, after which to give up; None: never.
+        ping_interval: Seconds between pings; None: none are sent.
+        ping_timeout: Seconds beyond ``ping_interval`` for which the server may be silent while this client waits for
+            it; then the connection counts as lost. None: for ever, as behind a proxy that eats pings.
+        max_backoff: The longest wait between two tries, seconds.
+        progress: Called in `run`'s thread about once a second; must be quick.
+
+    Raises:
+        ValueError: naming the argument that is unusable.
+        TypeError: make_env is not callable.
+    """
+
+    def __init__(
+        self,
+        make_env: MakeEnv,
+        *,
+        num_envs: int | None = None,
+        url: str = "ws://127.0.0.1:8000",
+        seed: int | None = None,
+        rank: int | None = None,
+        first_env: int | None = None,
+        group_num_envs: int | None = None,
+        api_key: str | None = None,
+        ssl: ssl_module.SSLContext | None = None,
+        reuse: bool = True,
+        send_info: bool = True,
+        connect_timeout: float | None = 300.0,
+        ping_interval: float | None = 20.0,
+        ping_timeout: float | None = 60.0,
+        max_backoff: float = 5.0,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        if not callable(make_env):
+            raise TypeError(f"make_env must be callable, not a {type(make_env).__name__}")
+        parts = urlsplit(url)
+        if parts.scheme not in {"ws", "wss"} or not parts.hostname:
+            raise ValueError(f"url must be like ws://host:port or wss://host/path, not {url!r}")
+        _check_int("num_envs", num_envs, 1)
+        _check_int("seed", seed, 0)
+        _check_int("rank", rank, 0)
+        _check_int("first_env", first_env, 0)
+        _check_int("group_num_envs", group_num_envs, 1)
+        _check_seconds("connect_timeout", connect_timeout)
+        _check_seconds("ping_interval", ping_interval)
+        _check_seconds("ping_timeout", ping_timeout)
+        _check_seconds("max_backoff", max_backoff, none=False)
+        self.url = url
+        self._make_env = make_env
+        self._num_envs = num_envs
+        self._seed = seed
+        self._rank = rank
+        self._first_env = first_env
+        self._group_num_envs = group_num_envs
+        self._api_key = api_key
+        self._ssl = ssl
+        self._reuse = reuse
+        self._send_info = send_info
+        self._connect_timeout = connect_timeout
+        self._ping_interval = ping_interval
+        self._ping_timeout = ping_timeout
+        self._max_backoff = max_backoff
+        self._progress = progress
+        self._stop = False
+        self._reconnects = 0
+        self._book = EpisodeBook(0)
+        self._reported_at = -math.inf
+        self._reported_steps = 0
+
+    def __repr__(self) -> str:
+        return f"<EnvClient of {self._num_envs or 'some'} envs for {self.url}>"
+
+    @property
+    def summary(self) -> ClientSummary:
+        """What was done so far; after `run` has raised, what had been done until then."""
+        return self._book.summary(reconnects=self._reconnects, reason="running")
+
+    def stop(self) -> None:
+        """End `run` with close code 1000 [7.5], soon; from any thread or from a signal handler.
+
+        The connection is closed within a quarter of a second, even in the middle of an env step; `run` returns when
+        that step does.
+        """
+        # Only a flag: a lock or an event could be held by the very thread that a signal handler interrupts.
+        self._stop = True
+
+    def run(self) -> ClientSummary:
+        """Make the envs and serve until the server says that the run is over, or `stop` is called.
+
+        A lost connection is made again, with backoff, and the same episodes go on; feedback that could not be
+        delivered is dropped [7.6].
+
+        Returns:
+            What was done.
+
+        Raises:
+            FactoryError: The factory is unusable; nothing was connected.
+            SpaceError: The envs' spaces cannot travel; nothing was connected.
+            EnvFailed: An env raised; the traceback is in the log too, and the server was told with close code 1011.
+            ConnectTimeout: There was no server for ``connect_timeout`` seconds.
+            HandshakeError: The server refuses this client (401, 403).
+            RemoteProtocolError: The server sent a text frame: it is no training server [7.4].
+        """
+        batch = build_batch(self._make_env, self._num_envs)
+        try:
+            self._book = EpisodeBook(batch.num_envs)
+            self._first_reset(batch)
+            reason = self._serve(batch)
+            return self._book.summary(reconnects=self._reconnects, reason=reason)
+        finally:
+            batch.close()
+
+    def _first_reset(self, batch: EnvBatch) -> None:
+        rows = range(batch.num_envs)
+        seeds = None
+        if self._seed is not None:
+            first_env = self._first_env
+            if first_env is None:
+                first_env = (self._rank or 0) * batch.num_envs
+            seeds = [self._seed + first_env + row for row in rows]
+        try:
+            batch.reset(rows, seeds)
+        except EnvFailed:
+            logger.exception("the first reset failed")
+            raise
+
+    def _spec(self, batch: EnvBatch) -> dict[str, Value]:
+        """Give the env-spec map; what is not known is left out."""
+        spec = {
+            **batch.describe(),
+            "num_envs": batch.num_envs,
+            "group_num_envs": self._group_num_envs or batch.num_envs,
+            "features": [REUSE_FEEDBACK_OBS, ENV_SPEC, SEEDED_RESET],
+            "client": "plugrl-bridges",
+            "client_version": __version__,
+        }
+        if self._rank is not None:
+            spec["rank"] = self._rank
+        return spec
+
+    def _serve(self, batch: EnvBatch) -> str:
+        """Connect and serve again and again; give the reason for the end."""
+        spec = self._spec(batch)
+        backoff = Backoff(
+            max_backoff_s=self._max_backoff, budget_s=self._connect_timeout, stable_s=max(5.0, self._max_backoff)
+        )
+        try:
+            while True:
+                error = self._attempt(batch, spec, backoff)
+                if error is None:
+                    logger.info("the server at %s says that the run is over", self.url)
+                    return "server stop"
+                self._pause(backoff, error)
+        except Stopped:
+            logger.info("stopped; the connection with %s is closed", self.url)
+            return "stopped"
+
+    def _attempt(self, batch: EnvBatch, spec: dict[str, Value], backoff: Backoff) -> WireError | None:
+        """Connect once and serve for as long as it lasts; give the error to come back after, or None: do not."""
+        self._report("connecting")
+        started_at = time.monotonic()
+        try:
+            websocket = self._dial(backoff.remaining_s)
+        except HandshakeError as exc:
+            backoff.spent(time.monotonic() - started_at)
+            if exc.status in _FATAL_STATUS or isinstance(exc.__cause__, ssl_module.SSLCertVerificationError):
+                raise
+            return exc
+        line = Line(
+            websocket,
+            stopping=self._stopping,
+            idle=self._idle,
+            ping_interval=self._ping_interval,
+            ping_timeout=self._ping_timeout,
+        )
+        exchange = Exchange(
+            line,
+            batch,
+            self._book,
+            spec=spec,
+            stopping=self._stopping,
+            stepped=self._stepped,
+            reuse=self._reuse,
+            send_info=self._send_info,
+        )
+        try:
+            return self._converse(line, exchange, min(_METADATA_TIMEOUT_S, backoff.remaining_s))
+        finally:
+            now = time.monotonic()
+            if exchange.connected_at is None:
+                backoff.spent(now - started_at)
+            else:
+                backoff.held(now - exchange.connected_at)
+
+    def _dial(self, remaining_s: float) -> WebSocket:
+        # A budget that is all but used up still buys one honest try.
+        timeout_s = max(1.0, min(_DIAL_TIMEOUT_S, remaining_s))
+        return connect(self.url, api_key=self._api_key, ssl=self._ssl, timeout_s=timeout_s)
+
+    def _converse(self, line: Line, exchange: Exchange, metadata_timeout_s: float) -> WireError | None:
+        """Run the exchange and close the connection as its end demands."""
+        try:
+            exchange.run(metadata_timeout_s=metadata_timeout_s)
+        except ConnectionClosed as exc:
+            line.shut()
+            if self._stop:
+                raise Stopped from None
+            return None if meaning_of_close(exc.code, exc.reason) is Ending.STOP else exc
+        except RemoteProtocolError as exc:
+            fatal = exc.clause == TEXT_FRAME_CLAUSE
+            line.shut(1003 if fatal else 1002, str(exc))
+            if fatal:
+                raise
+            return exc
+        except EnvFailed:
+            logger.exception("an env failed; its own traceback comes first")
+            line.shut(1011, "env failed")
+            raise
+        finally:
+            line.shut()
+        raise AssertionError("an exchange ends by raising")
+
+    def _pause(self, backoff: Backoff, error: WireError) -> None:
+        """Wait for the next try, or give up."""
+        wait_s = backoff.next_wait_s()
+        if wait_s is None:
+            raise ConnectTimeout(
+                f"no training server served this client at {self.url} for {backoff.without_server_s:.0f} s "
+                f"({backoff.tries} tries); the last one: {error}"
+            ) from error
+        if isinstance(error, HandshakeError):
+            # Waiting for a trainer that is still starting is ordinary, and said less and less often.
+            if backoff.tries & (backoff.tries - 1) == 0:
+                left = "for ever" if math.isinf(backoff.remaining_s) else f"for {backoff.remaining_s:.0f} s more"
+                logger.warning("%s; trying %s (%d so far)", error, left, backoff.tries)
+        else:
+            self._reconnects += 1
+            logger.warning("%s; the running episodes go on, next try in %.1f s", error, wait_s)
+        until = time.monotonic() + wait_s
+        while (left_s := until - time.monotonic()) > 0:
+            self._idle_connecting()
+            time.sleep(min(_PAUSE_SLICE_S, left_s))
+        self._idle_connecting()
+        backoff.spent(wait_s)
+
+    def _stopping(self) -> bool:
+        return self._stop
+
+    def _idle_connecting(self) -> None:
+        if self._stop:
+            raise Stopped
+        self._report("connecting")
+
+    def _idle(self) -> None:
+        self._report("waiting")
+
+    def _stepped(self) -> None:
+        self._report("stepping")
+
+    def _report(self, state: str) -> None:
+        if self._progress is None:
+            return
+        now = time.monotonic()
+        since_s = now - self._reported_at
+        if since_s < _REPORT_EVERY_S:
+            return
+        rate = (self._book.steps - self._reported_steps) / since_s
+        self._reported_at, self._reported_steps = now, self._book.steps
+        self._progress(self._book.progress(state, rate))
+
+
+def _check_int(name: str, value: object, least: int) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+        raise ValueError(f"{name} must be None or an int of at least {least}, not {value!r}")
+
+
+def _check_seconds(name: str, value: object, *, none: bool = True) -> None:
+    if value is None and none:
+        return
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be a positive number of seconds{' or None' if none else ''}, not {value!r}")

@@ -1,0 +1,163 @@
+"""Own the stepping of ordinary Gymnasium envs, one after another, as one `EnvBatch`.
+
+``factory.build_batch`` makes it. It must not know of connections or messages.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from plugrl_bridges.client.batch import EnvBatch, EnvFailed
+from plugrl_bridges.errors import FactoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import gymnasium
+
+    from plugrl_bridges.wire.codec import Array, Value
+
+__all__ = ["EnvFailed", "EnvList", "name_of", "traits_of"]
+
+logger = logging.getLogger(__name__)
+
+Env: TypeAlias = "gymnasium.Env[Any, Any]"
+AnyEnv: TypeAlias = "Env | gymnasium.vector.VectorEnv[Any, Any, Any]"
+
+
+def name_of(env: AnyEnv) -> str:
+    """Give an env's id, or its class where it has none."""
+    spec = getattr(env, "spec", None)
+    return str(spec.id) if spec is not None else type(getattr(env, "unwrapped", env)).__name__
+
+
+def traits_of(env: AnyEnv) -> dict[str, Value]:
+    """Give what the env-spec map says of an env beside its spaces; what is not known is left out."""
+    spec = getattr(env, "spec", None)
+    traits = {
+        "env_id": getattr(spec, "id", None),
+        "render_mode": getattr(env, "render_mode", None),
+        "max_episode_steps": getattr(spec, "max_episode_steps", None),
+    }
+    return {key: value for key, value in traits.items() if isinstance(value, (str, int))}
+
+
+class EnvList(EnvBatch):
+    """Step ordinary envs one after another.
+
+    Args:
+        envs: At least one, all with the same spaces.
+
+    Raises:
+        FactoryError: if the spaces differ.
+        SpaceError: if a space cannot travel.
+    """
+
+    def __init__(self, envs: Sequence[Env]) -> None:
+        first = envs[0]
+        super().__init__(len(envs), first.observation_space, first.action_space, name_of(first))
+        for row, env in enumerate(envs):
+            if env.observation_space != first.observation_space or env.action_space != first.action_space:
+                raise FactoryError(
+                    f"the envs of one client must have the same spaces: env {row} has {env.observation_space} and "
+                    f"{env.action_space}, env 0 has {first.observation_space} and {first.action_space}"
+                )
+        self._envs = list(envs)
+        self._steps = [env.step for env in envs]
+        self._infos: list[Mapping[str, Any]] = [{}] * len(envs)
+        self._other = self.layout.allocate(len(envs))
+        # A lone leaf at the root is stored without a walk over the space.
+        root = self.layout.leaves[0] if len(self.layout.leaves) == 1 and not self.layout.leaves[0].path else None
+        self._root_shape = root.shape if root is not None and root.dtype.kind != "U" else None
+        self._zero_dimensional = not self.action_layout.shape and not self.action_layout.discrete
+
+    def reset(
+        self,
+        rows: Sequence[int],
+        seeds: Sequence[int | None] | None = None,
+        options: Sequence[Mapping[str, Any] | None] | None = None,
+    ) -> None:
+        """Reset rows one by one; see `EnvBatch.reset`."""
+        self._turn()
+        for at, row in enumerate(rows):
+            asked: dict[str, Any] = {}
+            if seeds is not None and seeds[at] is not None:
+                asked["seed"] = seeds[at]
+            if options is not None and (option := options[at]) is not None:
+                asked["options"] = dict(option)
+            try:
+                observation, info = self._envs[row].reset(**asked)
+                self.layout.store(self.observations, row, observation)
+            except Exception as exc:
+                raise self.failed("reset", row, exc) from exc
+            self.reset_infos[row] = info
+
+    def renew(self, ended: Array) -> None:
+        """Reset the rows whose episode ended; see `EnvBatch.renew`."""
+        self.reset(np.flatnonzero(ended).tolist())
+
+    def _turn(self) -> None:
+        """Go on in the other set of arrays: what is in this one may be on its way to the socket."""
+        for target, source in zip(self._other, self.observations, strict=True):
+            np.copyto(target, source)
+        self.observations, self._other = self._other, self.observations
+
+    def step(self, actions: Array, rows: Sequence[int]) -> None:
+        """Run one chunk env by env, step by step; see `EnvBatch.step`."""
+        n = self.num_envs
+        rewards, lengths = [0.0] * n, [0] * n
+        terminated, truncated = [False] * n, [False] * n
+        steps, infos, arrays, shape = self._steps, self._infos, self.observations, self._root_shape
+        root = arrays[0] if arrays else None
+        live: Sequence[int] = rows
+        row = -1
+        self.any_ended = False
+        try:
+            for step_actions in actions:
+                # One fresh array per env step: an env may keep its row, or write to it.
+                own: list[Any] = list(step_actions.copy())
+                if self._zero_dimensional:
+                    own = [np.asarray(value) for value in own]
+                ended = False
+                for row in live:
+                    observation, reward, terminal, cut, infos[row] = steps[row](own[row])
+                    if root is not None and type(observation) is np.ndarray and observation.shape == shape:
+                        root[row] = observation
+                    else:
+                        self.layout.store(arrays, row, observation)
+                    rewards[row] += float(reward)
+                    lengths[row] += 1
+                    if terminal or cut:
+                        terminated[row], truncated[row], ended = bool(terminal), bool(cut), True
+                if ended:
+                    self.any_ended = True
+                    live = [row for row in live if not (terminated[row] or truncated[row])]
+        except Exception as exc:
+            raise self.failed("step", row, exc) from exc
+        self.rewards[:], self.lengths[:] = rewards, lengths
+        self.terminated[:], self.truncated[:] = terminated, truncated
+        self.steps = sum(lengths)
+
+    def step_info_of(self, row: int) -> Mapping[str, Any]:
+        """Give the info of a row's last step."""
+        return self._infos[row]
+
+    def step_infos(self, rows: Sequence[int]) -> dict[str, Value]:
+        """Batch the infos of the rows' last steps."""
+        infos = self._infos if len(rows) == self.num_envs else [self._infos[row] for row in rows]
+        return self.batched(infos) if any(infos) else {}
+
+    def traits(self) -> dict[str, Value]:
+        """Give what is known of the first env."""
+        return traits_of(self._envs[0])
+
+    def close(self) -> None:
+        """Close every env."""
+        for row, env in enumerate(self._envs):
+            try:
+                env.close()
+            except Exception:  # noqa: PERF203 - each env is closed, whatever the others do
+                logger.exception("env %d (%s) failed in close()", row, self.name)

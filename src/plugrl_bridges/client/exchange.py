@@ -1,0 +1,212 @@
+"""Own the exchange of messages on one connection [4]: infer, action, step, feedback, for as long as it lasts.
+
+Joins a `ClientSession` (what may be said), a `Line` (who carries it), an `EnvBatch` (who does it) and an `EpisodeBook`.
+``env_client`` makes one per connection and deals with its end.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from plugrl_bridges.client.keeper import Line, Stopped
+from plugrl_bridges.errors import RemoteProtocolError
+from plugrl_bridges.wire.messages import Action, Feedback, Infer, Metadata, Observation, ResetRequest
+from plugrl_bridges.wire.session import ENV_SPEC, ClientSession
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from plugrl_bridges.client.batch import EnvBatch
+    from plugrl_bridges.client.record import EpisodeBook
+    from plugrl_bridges.wire.codec import Array, Buffer, Value
+
+__all__ = ["TEXT_FRAME_CLAUSE", "Exchange"]
+
+logger = logging.getLogger(__name__)
+
+TEXT_FRAME_CLAUSE = "7.4"
+"""Clause of the error that a text frame is: a client gives up at it, and does not come back."""
+_METADATA_TIMEOUT_S = 30.0
+
+
+class Exchange:
+    """Serve one connection.
+
+    Args:
+        line: Open, nothing sent or received yet.
+        batch: Already reset; its observations are what the first infer sends.
+        book: Kept up to date.
+        spec: The env-spec map, for servers that know it.
+        stopping: Whether the client is to end.
+        stepped: Called after each chunk.
+        reuse: Whether to leave out observations that the server has.
+        send_info: Whether to send the envs' infos; the ``episode`` record is always sent.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        batch: EnvBatch,
+        book: EpisodeBook,
+        *,
+        spec: Mapping[str, Value],
+        stopping: Callable[[], bool],
+        stepped: Callable[[], None],
+        reuse: bool,
+        send_info: bool,
+    ) -> None:
+        self.connected_at: float | None = None
+        """When the metadata came, by the monotonic clock."""
+        self._line = line
+        self._batch = batch
+        self._book = book
+        self._spec = spec
+        self._stopping = stopping
+        self._stepped = stepped
+        self._reuse = reuse
+        self._send_info = send_info
+        self._session = ClientSession()
+        self._rows = list(range(batch.num_envs))
+        self._indices = np.arange(batch.num_envs, dtype=np.int64)
+        self._probe = Infer(Observation(), self._indices, self._indices)
+        self._nothing = batch.layout.write(batch.observations, self._indices[:0])
+        self._told = set(batch.refused)
+        self._knows_spec = False
+
+    def run(self, *, metadata_timeout_s: float = _METADATA_TIMEOUT_S) -> None:
+        """Receive the metadata, then go on until something ends the connection; it returns only by raising.
+
+        Args:
+            metadata_timeout_s: For the server's first message.
+
+        Raises:
+            ConnectionClosed: if the server, or the network, ended the connection.
+            RemoteProtocolError: if the server broke the protocol; clause 7.4 stands for a text frame.
+            EnvFailed: if an env did.
+            Stopped: if the client is to end.
+        """
+        line, session = self._line, self._session
+        # The casts say what the session guarantees: metadata first, then actions only.
+        metadata = cast("Metadata", session.receive(self._message(metadata_timeout_s)))
+        self.connected_at = time.monotonic()
+        line.recycle()
+        self._knows_spec = ENV_SPEC in session.features
+        logger.info(
+            "connected to %s: server %s, algorithm %s, features: %s",
+            line.address,
+            metadata.data.get("server", "unknown"),
+            metadata.data.get("algorithm", "unknown"),
+            ", ".join(sorted(session.features)) or "none",
+        )
+        line.send(self._infer(spec=self._spec if self._knows_spec else None))
+        while True:
+            feedback = self._step(cast("Action", session.receive(self._message())))
+            infer = self._infer()
+            if self._stopping():
+                raise Stopped
+            line.send(feedback, infer)
+            self._stepped()
+
+    def _message(self, timeout_s: float | None = None) -> memoryview:
+        message = self._line.receive(timeout_s)
+        if isinstance(message, str):
+            raise RemoteProtocolError(
+                f"{self._line.address} sent a text frame ({message[:80]!r}); is it a training server?",
+                clause=TEXT_FRAME_CLAUSE,
+            )
+        return message
+
+    def _step(self, message: Action) -> list[Buffer]:
+        """Carry an action out; on return the batch holds what the next infer sends. Gives the feedback's buffers."""
+        batch = self._batch
+        actions = batch.action_layout.from_wire(message.action)
+        batch.reset_infos.clear()
+        request, rows = message.reset, self._rows
+        if request is not None:
+            request = copy.deepcopy(request)  # options may hold views of the message
+            asked = set(request.env_ids.tolist())
+            rows = [row for row in rows if row not in asked]
+        if rows:
+            batch.step(actions, rows)
+        self._line.recycle()
+        whole = request is None
+        feedback = self._feedback(rows, None if whole else np.array(rows, np.int64))
+        if request is not None:
+            self._obey(request)
+        return feedback
+
+    def _feedback(self, rows: Sequence[int], picked: Array | None) -> list[Buffer]:
+        """Report the rows' last steps, then begin the next episodes of those that ended.
+
+        Args:
+            rows: Who was stepped.
+            picked: The same as an array; None: everyone, and nothing need be copied.
+        """
+        batch, book = self._batch, self._book
+        at: Array | slice = slice(None) if picked is None else picked
+        terminated, truncated = batch.terminated[at], batch.truncated[at]
+        book.add(at, batch.rewards[at], batch.lengths[at], batch.steps if rows else 0)
+        step_ids = book.chunks[at].copy()
+        info: dict[str, Value] = batch.step_infos(rows) if self._send_info and rows else {}
+        if len(batch.refused) != len(self._told):
+            self._warn_refused()
+        ended = None
+        if rows and batch.any_ended:
+            ended = np.zeros(batch.num_envs, np.bool_)
+            ended[at] = terminated | truncated
+            record = book.finish(ended, batch.successes(ended), time.time())
+            info["episode"] = {key: column[at] for key, column in record.items()}
+        buffers = self._session.feedback(
+            Feedback(
+                observation=batch.layout.write(batch.observations, picked),
+                env_indices=self._indices[at],
+                step_ids=step_ids,
+                rewards=batch.rewards[at] if self._knows_spec else batch.rewards[at].astype(np.float32),
+                terminated=terminated,
+                truncated=truncated,
+                info=info,
+            )
+        )
+        if ended is not None:
+            batch.renew(ended)
+        return buffers
+
+    def _obey(self, request: ResetRequest) -> None:
+        """Reset what the trainer wants reset; those running episodes have no end and no record."""
+        rows = request.env_ids
+        self._batch.reset(rows.tolist(), request.seeds, request.options)
+        self._book.drop(rows)
+
+    def _infer(self, spec: Mapping[str, Value] | None = None) -> list[Buffer]:
+        """Ask for everyone's next chunk, leaving out the observations that the server has [10.1]."""
+        batch = self._batch
+        marks = self._session.marks(self._probe) if self._reuse else None
+        if marks is None:
+            observation = batch.layout.write(batch.observations)
+        elif marks.all():
+            observation = self._nothing
+        else:
+            observation = batch.layout.write(batch.observations, ~marks)
+        reset_info: dict[str, Value] | None = None
+        if batch.reset_infos and self._knows_spec and self._send_info:
+            reset_info = batch.take_reset_infos()
+        return self._session.infer(
+            Infer(
+                observation=observation,
+                env_indices=self._indices,
+                step_ids=self._book.chunks.copy(),
+                reuse=marks,
+                env_spec=spec,
+                reset_info=reset_info,
+            )
+        )
+
+    def _warn_refused(self) -> None:
+        for key in sorted(self._batch.refused - self._told):
+            logger.warning("info key %r cannot travel and is left out: expected numbers, str, or arrays of them", key)
+        self._told = set(self._batch.refused)

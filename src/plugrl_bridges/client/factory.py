@@ -1,0 +1,146 @@
+"""Own the way from what the user names to envs that can be stepped, and the errors when there is none.
+
+`gym_factory` and `env_factory` make a callable of the command line's words, `build_batch` calls it. Every unusable
+factory is a `FactoryError`, raised before anything connects. ``env_client`` and ``cli`` are the callers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import gymnasium
+
+from plugrl_bridges.client.envs import AnyEnv, EnvList
+from plugrl_bridges.client.vector_env import VectorBatch
+from plugrl_bridges.errors import FactoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from plugrl_bridges.client.batch import EnvBatch
+
+__all__ = ["MakeEnv", "build_batch", "env_factory", "gym_factory"]
+
+logger = logging.getLogger(__name__)
+
+MakeEnv: TypeAlias = "Callable[[], gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]]"
+
+
+def gym_factory(env_id: str, kwargs: Mapping[str, Any] | None = None) -> MakeEnv:
+    """Make the factory of a registered env; hand it to `EnvClient`.
+
+    Args:
+        env_id: As `gymnasium.make` takes it; ``module:Id-v0`` imports the module first.
+        kwargs: For `gymnasium.make`.
+
+    Raises:
+        FactoryError: if there is no such id.
+    """
+    _cwd_on_path()
+    module, colon, _ = env_id.partition(":")
+    if colon:
+        _import(module, f"--env-id {env_id}")
+    try:
+        gymnasium.spec(env_id)
+    except Exception as exc:
+        raise FactoryError(f"no Gymnasium environment has the id {env_id!r}: {_line(exc)}") from exc
+    return partial(gymnasium.make, env_id, **(kwargs or {}))
+
+
+def env_factory(path: str, kwargs: Mapping[str, Any] | None = None) -> MakeEnv:
+    """Find a factory by name; hand it to `EnvClient`.
+
+    Args:
+        path: ``package.module:function``, found from the current directory too. The function returns a
+            `gymnasium.Env`, or a `gymnasium.vector.VectorEnv` whose rows are the client's envs.
+        kwargs: For the function.
+
+    Raises:
+        FactoryError: if the module or the function is not there.
+    """
+    module_name, colon, attribute = path.partition(":")
+    if not (colon and module_name and attribute):
+        raise FactoryError(f"an env factory is written package.module:function, got {path!r}")
+    _cwd_on_path()
+    found: Any = _import(module_name, f"env factory {path}")
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise FactoryError(f"env factory {path}: {module_name} has no {attribute!r}")
+        found = getattr(found, name)
+    if not callable(found):
+        raise FactoryError(f"env factory {path}: expected a function, got a {type(found).__name__}")
+    return partial(found, **(kwargs or {}))
+
+
+def _cwd_on_path() -> None:
+    """Let the console script find what ``python -m`` would."""
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+
+
+def _import(name: str, what: str) -> object:
+    try:
+        return importlib.import_module(name)
+    except Exception as exc:
+        if isinstance(exc, ModuleNotFoundError) and exc.name is not None and f"{name}.".startswith(f"{exc.name}."):
+            raise FactoryError(f"{what}: there is no module {exc.name!r} in {Path.cwd()} or on sys.path") from exc
+        logger.exception("%s: importing %s failed", what, name)
+        raise FactoryError(f"{what}: importing {name} failed: {_line(exc)}") from exc
+
+
+def _line(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {str(exc).strip().partition(chr(10))[0]}"
+
+
+def build_batch(make_env: MakeEnv, num_envs: int | None) -> EnvBatch:
+    """Make the envs of one client.
+
+    Args:
+        make_env: Called ``num_envs`` times, or once if it returns a vector env.
+        num_envs: None: one env, or as many as the vector env has rows.
+
+    Raises:
+        FactoryError: if it raises, returns no env, or returns a vector env of another size.
+        SpaceError: if the spaces cannot travel.
+    """
+    first = _make(make_env)
+    made = [first]
+    try:
+        if isinstance(first, gymnasium.vector.VectorEnv):
+            if num_envs is not None and num_envs != first.num_envs:
+                raise FactoryError(
+                    f"the factory returned a vector env of {first.num_envs} envs, but num_envs is {num_envs}"
+                )
+            return VectorBatch(first)
+        envs = [first]
+        for _ in range((num_envs or 1) - 1):
+            env = _make(make_env)
+            made.append(env)
+            if isinstance(env, gymnasium.vector.VectorEnv):
+                raise FactoryError("the factory returned first an env, then a vector env")
+            envs.append(env)
+        return EnvList(envs)
+    except BaseException:
+        for env in made:
+            env.close()
+        raise
+
+
+def _make(make_env: MakeEnv) -> AnyEnv:
+    try:
+        env = make_env()
+    except Exception as exc:
+        logger.exception("the env factory failed")
+        raise FactoryError(f"the env factory failed: {_line(exc)}") from exc
+    if not isinstance(env, (gymnasium.Env, gymnasium.vector.VectorEnv)):
+        raise FactoryError(
+            f"the env factory returned a {type(env).__module__}.{type(env).__qualname__}, expected a gymnasium.Env or "
+            "gymnasium.vector.VectorEnv"
+        )
+    return env

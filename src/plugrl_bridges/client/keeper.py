@@ -1,0 +1,154 @@
+"""Own the connection as the two threads of a client share it: the one that steps envs, and the keeper.
+
+While envs are being stepped, for a minute perhaps, somebody must answer the server's pings, send our own, and hear a
+close: the keeper thread, about four times a second, under the lock. While the client waits for the server, it does so
+itself and the keeper stands aside. Knows nothing of messages. ``exchange`` is the caller.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from plugrl_bridges.errors import ConnectionClosed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from plugrl_bridges.transport import WebSocket
+    from plugrl_bridges.wire.codec import Buffer
+
+__all__ = ["Line", "Stopped"]
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.25
+_SLICE_S = 0.2
+"""Waits are cut into slices of this length, since `EnvClient.stop` only sets a flag: it may run in a signal handler."""
+
+
+class Stopped(Exception):
+    """Say that `EnvClient.stop` was called; it never leaves the client."""
+
+
+class Line:
+    """Send and receive on one open connection while a keeper thread keeps it alive.
+
+    Args:
+        websocket: Open; owned from here on.
+        stopping: Whether the client is to end; the keeper then closes with 1000, even in mid-step.
+        idle: Called about five times a second while waiting for the server.
+        ping_interval: Seconds between pings; None: none are sent.
+        ping_timeout: Seconds more than the interval for which the server may be silent while we wait for it; None: it
+            may be silent for ever.
+    """
+
+    def __init__(
+        self,
+        websocket: WebSocket,
+        *,
+        stopping: Callable[[], bool],
+        idle: Callable[[], None],
+        ping_interval: float | None,
+        ping_timeout: float | None,
+    ) -> None:
+        self._websocket = websocket
+        self._stopping = stopping
+        self._idle = idle
+        self._ping_interval = ping_interval
+        self._silence_s = None if ping_interval is None or ping_timeout is None else ping_interval + ping_timeout
+        self._lock = threading.Lock()
+        self._heard_bytes = -1
+        self._heard_at = self._pinged_at = time.monotonic()
+        self._done = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="plugrl-keeper", daemon=True)
+        self._keeper.start()
+
+    @property
+    def address(self) -> str:
+        """The server's URL."""
+        return self._websocket.address
+
+    def receive(self, timeout_s: float | None = None) -> memoryview | str:
+        """Wait for a message; it is valid until `recycle`.
+
+        Args:
+            timeout_s: Give up after so long; None: wait for ever.
+
+        Raises:
+            ConnectionClosed: if there will be none, or the server was silent for too long.
+            Stopped: if the client is to end.
+        """
+        with self._lock:
+            message = self._websocket.receive(_SLICE_S)
+        if message is not None:
+            return message
+        since = time.monotonic() - _SLICE_S
+        while True:
+            if self._stopping():
+                raise Stopped
+            self._idle()
+            with self._lock:
+                message = self._websocket.receive(_SLICE_S)
+                if message is not None:
+                    return message
+                now = time.monotonic()
+                self._tend(now)
+                silent_s = now - max(since, self._heard_at)
+                if self._silence_s is not None and silent_s > self._silence_s:
+                    self._give_up(
+                        f"nothing was heard for {silent_s:.0f} s, {self._websocket.pings_unanswered} pings unanswered"
+                    )
+                if timeout_s is not None and now - since > timeout_s:
+                    self._give_up(f"no message came within {timeout_s:g} s")
+
+    def _give_up(self, why: str) -> None:
+        self._websocket.abort()
+        raise ConnectionClosed(self.address, 1006, "", why)
+
+    def send(self, *messages: Sequence[Buffer]) -> None:
+        """Send messages in one go.
+
+        Raises:
+            ConnectionClosed: if they could not be sent.
+        """
+        with self._lock:
+            self._websocket.send(*messages)
+
+    def recycle(self) -> None:
+        """Give back what `receive` returned."""
+        with self._lock:
+            self._websocket.recycle()
+
+    def shut(self, code: int = 1000, reason: str = "", *, timeout_s: float = 2.0) -> None:
+        """Close, wait for the server to do the same for at most so long, and end the keeper. Idempotent."""
+        self._done.set()
+        self._keeper.join()
+        with self._lock:
+            self._websocket.close(code, reason)
+            self._websocket.finish(timeout_s)
+
+    def _tend(self, now: float) -> None:
+        """Ping if it is time to; the lock is held."""
+        websocket = self._websocket
+        if websocket.bytes_received != self._heard_bytes:
+            self._heard_bytes, self._heard_at = websocket.bytes_received, now
+        if self._ping_interval is not None and now - self._pinged_at >= self._ping_interval:
+            self._pinged_at = now
+            websocket.ping()
+
+    def _keep(self) -> None:
+        while not self._done.wait(_TICK_S):
+            if not self._lock.acquire(blocking=False):
+                continue  # the other thread is at the socket, and does all this itself
+            try:
+                if self._websocket.closed:
+                    return
+                if self._stopping():
+                    self._websocket.close(1000)
+                self._websocket.pump()
+                self._tend(time.monotonic())
+            finally:
+                self._lock.release()

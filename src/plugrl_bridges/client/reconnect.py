@@ -1,0 +1,88 @@
+"""Own what an ended connection means to a client [7], and how long it waits before it tries again.
+
+Pure: time and randomness come in as arguments, nothing sleeps. ``env_client`` performs what is decided here.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import random
+
+__all__ = ["SERVER_STOP", "Backoff", "Ending", "meaning_of_close"]
+
+SERVER_STOP = "plugrl-server-stop"
+
+
+class Ending(enum.Enum):
+    """What a client does when its connection has ended."""
+
+    STOP = "stop"
+    """The run is over: exit 0, do not come back [7.1]."""
+    RETRY = "retry"
+    """Come back, with an infer first [7.2], [7.3], [7.4], [7.6]."""
+
+
+def meaning_of_close(code: int, reason: str) -> Ending:
+    """Read a close frame of the server, or its absence (code 1006)."""
+    return Ending.STOP if code == 1001 and reason == SERVER_STOP else Ending.RETRY
+
+
+class Backoff:
+    """Say how long to wait before the next try, and when to give up.
+
+    The wait doubles from try to try and is jittered, so that a thousand clients do not come back at the same moment. A
+    connection starts the count anew only once it has held for ``stable_s``: a server that answers each connection with
+    a resync at once must not be stormed.
+
+    Args:
+        max_backoff_s: The longest wait.
+        budget_s: Seconds without a server after which to give up; None: never.
+        first_s: The first wait, before jitter.
+        stable_s: How long a connection must hold to count as one.
+        rng: Where the jitter comes from.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_backoff_s: float = 5.0,
+        budget_s: float | None = None,
+        first_s: float = 0.2,
+        stable_s: float = 5.0,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.tries = 0
+        """Tries since the last stable connection."""
+        self.without_server_s = 0.0
+        """Seconds without a server since the last stable connection."""
+        self._max_s = max_backoff_s
+        self._budget_s = budget_s
+        self._first_s = first_s
+        self._stable_s = stable_s
+        self._rng = random.Random() if rng is None else rng  # noqa: S311 - jitter guards nothing
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left of the budget; infinite if there is none."""
+        return math.inf if self._budget_s is None else max(0.0, self._budget_s - self.without_server_s)
+
+    def next_wait_s(self) -> float | None:
+        """Count one failed try and give the seconds to wait before the next; None: the budget is used up."""
+        self.tries += 1
+        remaining = self.remaining_s
+        if remaining <= 0:
+            return None
+        # The exponent is bounded: a client that waits for ever would overflow the float.
+        wait = min(self._max_s, self._first_s * 2.0 ** min(self.tries - 1, 60))
+        return min(wait * self._rng.uniform(0.5, 1.0), remaining)
+
+    def spent(self, seconds: float) -> None:
+        """Take in that so much time passed without a server."""
+        self.without_server_s += seconds
+
+    def held(self, seconds: float) -> None:
+        """Take in that a connection was there for so long."""
+        if seconds >= self._stable_s:
+            self.tries = 0
+            self.without_server_s = 0.0
