@@ -20,6 +20,7 @@ from plugrl_bridges.errors import ConnectionClosed
 
 from .engine import Engine, State
 from .outgoing import Buffer, MaskedWriter, gather
+from .patience import Patience, yield_processor
 from .stream import Stream
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class WebSocket:
         self.bytes_sent = 0
         self._server = isinstance(core, ServerProtocol)
         self._stream = Stream(sock)
+        self._patience = Patience()
         self._writer = None if self._server else MaskedWriter()
         self._sending = False
         self._engine = Engine(core, address, max_message_bytes, answer)
@@ -173,29 +175,45 @@ class WebSocket:
         Raises:
             ConnectionClosed: No message is queued and none will come.
         """
-        deadline = None
+        if not self._queue:
+            self.pump()
+        if self._queue:
+            return self._queue.popleft()
+        if timeout_s is not None and timeout_s <= 0:
+            self._raise_if_over()
+            return None
+        started = time.perf_counter()
+        try:
+            self._look(started + self._patience.budget_s())
+            return self._sleep_for(None if timeout_s is None else started + timeout_s)
+        finally:
+            self._patience.learn(time.perf_counter() - started)
+
+    def _raise_if_over(self) -> None:
+        if self._engine.state is not State.OPEN and self._engine.state is not State.CONNECTING:
+            raise self._closed_error()
+
+    def _look(self, until: float) -> None:
+        """Look for a message without sleeping, until one is there or the time is over."""
+        while not self._queue and time.perf_counter() < until:
+            yield_processor()
+            self.pump()
+
+    def _sleep_for(self, deadline: float | None) -> memoryview | str | None:
         while True:
-            if not self._queue:
-                self.pump()
             if self._queue:
                 return self._queue.popleft()
-            state = self._engine.state
-            if state is not State.OPEN and state is not State.CONNECTING:
-                raise self._closed_error()
+            self._raise_if_over()
             remaining = None
-            if timeout_s is not None:
-                if timeout_s <= 0:
-                    return None
-                now = time.monotonic()
-                if deadline is None:
-                    deadline = now + timeout_s
-                remaining = deadline - now
+            if deadline is not None:
+                remaining = deadline - time.perf_counter()
                 if remaining <= 0:
                     return None
             if self.wants_write:
                 self._stream.wait.either(read=True, write=True, timeout_s=remaining)
             else:
                 self._stream.wait.readable(remaining)
+            self.pump()
 
     def send(self, *messages: Sequence[Buffer], timeout_s: float = 60.0) -> None:
         """Send whole binary messages, all in one system call where the kernel takes them.
