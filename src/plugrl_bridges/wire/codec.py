@@ -161,11 +161,12 @@ _SHAPE_KEY = b"\xc4\x05shape"
 _KEY_LENGTH = len(_DTYPE_KEY)
 
 
-def decode(message: Buffer) -> Value:
+def decode(message: Buffer, spans: list[tuple[Array, int]] | None = None) -> Value:
     """Turn the bytes of one message into values; hand the map to ``messages.parse``.
 
     Args:
         message: One whole message. Arrays in the result are views of it.
+        spans: Takes each array in the usual form and the offset of its data, for ``wire.learned``.
 
     Returns:
         What the message holds. ``bytes`` values are copies, arrays are not, bool arrays are normalised copies.
@@ -175,7 +176,7 @@ def decode(message: Buffer) -> Value:
     """
     view = memoryview(message)
     try:
-        value, end = _Reader(view).value(0, 0)
+        value, end = _Reader(view, spans).value(0, 0)
     except (IndexError, struct.error) as exc:
         raise DecodeError(
             f"message of {len(view)} bytes ends in the middle of a value{_dialect(view)}", clause="3"
@@ -200,10 +201,11 @@ def _dialect(view: memoryview) -> str:
 class _Reader:
     """Walk one message. A hand-written walk, so that array data is never copied and every bound is checked first."""
 
-    __slots__ = ("items", "view")
+    __slots__ = ("items", "spans", "view")
 
-    def __init__(self, view: memoryview) -> None:
+    def __init__(self, view: memoryview, spans: list[tuple[Array, int]] | None) -> None:
         self.view = view
+        self.spans = spans
         self.items = 0
 
     def value(self, at: int, depth: int) -> tuple[Value, int]:  # noqa: C901 - one case per kind of byte
@@ -346,7 +348,10 @@ class _Reader:
                     return None
                 lengths.append(extent)
         self._room(_ARRAY_ITEMS, 0)
-        return array_from(view[start:stop], dtype_of(str(view[at:end], "utf-8")), lengths), after
+        array = array_from(view[start:stop], dtype_of(str(view[at:end], "utf-8")), lengths)
+        if self.spans is not None:
+            self.spans.append((array, start))
+        return array, after
 
 
 _FOREIGN_MARKS = frozenset({"__ndarray__", "__npgeneric__", "nd", b"nd"})

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from plugrl_bridges.errors import LocalProtocolError, RemoteProtocolError
-from plugrl_bridges.wire.messages import Action, Feedback, Infer, Message, Metadata, Observation, parse_bytes, to_bytes
+from plugrl_bridges.wire.learned import LearnedParser
+from plugrl_bridges.wire.messages import Action, Feedback, Infer, Message, Metadata, Observation, to_bytes
 from plugrl_bridges.wire.reuse import ReuseRule
 
 if TYPE_CHECKING:
@@ -70,9 +71,9 @@ class _Session:
 
     role: Role
 
-    def __init__(self, *, parser: Callable[[Buffer | str], Message] = parse_bytes) -> None:
+    def __init__(self, *, parser: Callable[[Buffer | str], Message] | None = None) -> None:
         self.state = State.METADATA
-        self._parse = parser
+        self._parse = LearnedParser() if parser is None else parser
         self._reuse = ReuseRule()
         self._asked: Infer | None = None
 
@@ -105,12 +106,12 @@ class ServerSession(_Session):
     Call `open` for the first buffers to send, then `receive` for each message and `answer` for each infer.
 
     Args:
-        parser: Replaces the general decoder, for tests and for faster ones of the same meaning.
+        parser: Replaces the parser, for tests; None takes one that learns this connection's layouts.
     """
 
     role = Role.SERVER
 
-    def __init__(self, *, parser: Callable[[Buffer | str], Message] = parse_bytes) -> None:
+    def __init__(self, *, parser: Callable[[Buffer | str], Message] | None = None) -> None:
         super().__init__(parser=parser)
         self._features: frozenset[str] = frozenset()
         self._holding: set[int] = set()
@@ -229,7 +230,7 @@ class ClientSession(_Session):
 
     role = Role.CLIENT
 
-    def __init__(self, *, parser: Callable[[Buffer | str], Message] = parse_bytes) -> None:
+    def __init__(self, *, parser: Callable[[Buffer | str], Message] | None = None) -> None:
         super().__init__(parser=parser)
         self.features: frozenset[str] = frozenset()
         self.metadata = Metadata({})
