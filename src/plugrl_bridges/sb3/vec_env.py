@@ -69,7 +69,7 @@ class PlugRemoteVecEnv(VecEnv):
 
     Raises:
         ValueError: naming the argument that is out of range (`TypeError` for a wrong type).
-        PlugRLError: if the port cannot be had.
+        OSError: if the port cannot be had; the text names it and the option.
     """
 
     def __init__(  # noqa: PLR0913 - the options of every adapter, keyword-only
@@ -190,8 +190,7 @@ class PlugRemoteVecEnv(VecEnv):
         Returns:
             Observations, float32 rewards ``[num_envs]``, dones ``[num_envs]``, one info dict per env. On a done row the
             observation is the next episode's first, and the info has ``terminal_observation``; ``TimeLimit.truncated``
-            is true only for truncated and not terminated; ``client_lost`` is true where a lost client ended the
-            episode.
+            is true only for truncated and not terminated; ``client_lost`` is true where the client was lost.
 
         Raises:
             StepTimeout: naming the slots that did not answer in time.
@@ -201,6 +200,7 @@ class PlugRemoteVecEnv(VecEnv):
         dones = step.terminated | step.truncated
         infos = step.infos
         for info in infos:
+            info.pop("terminal_observation", None)  # a client's own word for something else
             info["TimeLimit.truncated"] = False
         if step.finals:
             self._end_episodes(step, infos)

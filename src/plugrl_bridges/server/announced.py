@@ -111,7 +111,7 @@ class Announced:
             warn(f"a client announces the {name} space {own}; {used} is used")
 
 
-def _typed(spec: Mapping[str, Value], key: str, kind: type) -> Any:
+def _typed(spec: Mapping[str, Value], key: str, kind: type) -> Any:  # noqa: ANN401 - the kind says
     value = spec.get(key)
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
         raise RemoteProtocolError(

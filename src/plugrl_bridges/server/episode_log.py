@@ -1,20 +1,20 @@
 """Own the CSV file with one row per finished episode.
 
 Knows nothing of how episodes are counted; ``server.lockstep`` gives it finished rows. Columns: ``episode`` (0-based
-within its slot), ``slot``, ``return`` (sum of the rewards as they crossed the wire, in float64), ``length`` (env steps),
-``end`` (``terminated``, ``truncated`` or ``lost``), ``step`` (vector steps since the start), ``time`` (seconds since the
-start). Rows are complete on disk after every vector step that wrote some.
+within its slot), ``slot``, ``return`` (sum of the rewards as they crossed the wire, in float64), ``length`` (env
+steps), ``end`` (``terminated``, ``truncated`` or ``lost``), ``step`` (vector steps since the start), ``time`` (seconds
+since the start). Rows are complete on disk after every vector step that wrote some.
 """
 
 from __future__ import annotations
 
 import csv
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import os
-    from types import TracebackType
 
 __all__ = ["COLUMNS", "EpisodeLog"]
 
@@ -29,7 +29,7 @@ class EpisodeLog:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = open(path, "w", newline="", buffering=1, encoding="utf-8")
+        self._file = Path(path).open("w", newline="", buffering=1, encoding="utf-8")  # noqa: SIM115 - `close` closes it
         self._writer = csv.writer(self._file, lineterminator="\n")
         self._writer.writerow(COLUMNS)
         self._started = time.monotonic()
@@ -42,13 +42,3 @@ class EpisodeLog:
     def close(self) -> None:
         """Close the file; idempotent."""
         self._file.close()
-
-    def __enter__(self) -> EpisodeLog:
-        """Give the log itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the file."""
-        self.close()

@@ -45,16 +45,17 @@ class EpisodeCounter:
         self._steps += 1
         self._returns += step.rewards
         self._lengths += self._horizon
-        if step.lost:
-            self._lengths[list(step.lost)] -= self._horizon  # no env took this step
+        for slot, stepped in step.cut_short.items():
+            if not stepped:
+                self._lengths[slot] -= self._horizon
         done = step.terminated | step.truncated
         if done.any():
             self._end(np.flatnonzero(done).tolist(), step)
 
-    def restart(self) -> None:
-        """Take in a reset of every slot; unfinished episodes are not counted."""
-        self._returns[:] = 0
-        self._lengths[:] = 0
+    def restart(self, slots: Sequence[int]) -> None:
+        """Take in a reset of these slots; their unfinished episodes are not counted."""
+        self._returns[list(slots)] = 0
+        self._lengths[list(slots)] = 0
 
     def close(self) -> None:
         """Close the episode log."""
@@ -69,7 +70,7 @@ class EpisodeCounter:
                     slot=slot,
                     ret=float(self._returns[slot]),
                     length=step.lengths.get(slot, int(self._lengths[slot])),
-                    end="lost" if slot in step.lost else "terminated" if step.terminated[slot] else "truncated",
+                    end="lost" if slot in step.cut_short else "terminated" if step.terminated[slot] else "truncated",
                     step=self._steps,
                 )
             self._episodes[slot] += 1

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from plugrl_bridges.server.peer import Peer
     from plugrl_bridges.server.seats import Seat
     from plugrl_bridges.spaces import ObservationLayout
-    from plugrl_bridges.wire.codec import Array, Value
+    from plugrl_bridges.wire.codec import Array
 
 __all__ = ["Exchange"]
 
@@ -54,7 +54,7 @@ class Exchange:
         last: The observations that the trainer has, one array per leaf; empty before the first reset.
 
     Raises:
-        PlugRLError: if the port cannot be had.
+        OSError: if the port cannot be had; the text names it.
     """
 
     def __init__(self, options: BridgeOptions, metadata: Metadata) -> None:
@@ -97,9 +97,9 @@ class Exchange:
         if not seat.knows(infer.env_indices):
             names, all_names = infer.env_indices.tolist(), list(seat.envs)
             error = RaggedClientError(
-                f"[4.3] {peer.address} asks for a chunk for envs {names} alone, but its connection carries {all_names}: a "
-                "lockstep trainer would wait for ever. Use one env per connection, or action_horizon=1 and a client that "
-                "steps all its envs together; policy_server serves such clients"
+                f"[4.3] {peer.address} asks for a chunk for envs {names} alone, but its connection carries "
+                f"{all_names}: a lockstep trainer would wait for ever. Use one env per connection, or action_horizon=1 "
+                "and a client that steps all its envs together; policy_server serves such clients"
             )
             self.roster.failure = error
             raise error
@@ -118,7 +118,7 @@ class Exchange:
         seat.acting = False
         self._pending -= 1
 
-    def on_feedback(self, peer: Peer, feedback: Feedback, dropped: tuple[int, ...]) -> None:
+    def on_feedback(self, peer: Peer, feedback: Feedback, dropped: tuple[int, ...]) -> None:  # noqa: ARG002 - gone already
         """Take a feedback: rewards, flags and the last step's observations."""
         seat, step = self.roster.seat_of(peer), self._open()
         if seat is None:  # the session admits feedback only for held actions, and only seats hold any
@@ -167,6 +167,7 @@ class Exchange:
         started = time.monotonic()
         next_report = _FIRST_REPORT_S
         while not self.roster.filled:
+            self._check_open()
             elapsed = time.monotonic() - started
             if self.roster.failure is not None:
                 raise self.roster.failure
@@ -194,10 +195,17 @@ class Exchange:
             reset_infos={},
             lengths={},
             lost=(),
+            cut_short={},
         )
+        for seat in self.roster.sitting:
+            seat.fed_back = False
         self._pending = 0
         self._started = time.monotonic()
         return self.step
+
+    def prolong(self) -> None:
+        """Give the open exchange its whole time once more, for seats that were taken since `begin`."""
+        self._started = time.monotonic()
 
     def answer(self, seat: Seat, wire: Array, reset: ResetRequest | None) -> None:
         """Send one connection its envs' rows of ``[H, num_envs, *da]``, or ask it to reset them."""
@@ -221,9 +229,11 @@ class Exchange:
             StepTimeout: naming the slots that are missing.
             ClientLost: if a client went away and, by policy, this is an error or nobody took its place.
             RaggedClientError: if a client cannot be served in lockstep.
+            EnvPoisoned: if the hub was closed meanwhile.
         """
         deadline = self._started + timeout_s
-        while self._pending and len(self.roster.sitting) == 1:
+        self.hub.poll_if_due()
+        while self._pending and len(self.roster.sitting) == 1 and not self.hub.closing:
             if not self.hub.poll_peer(self.roster.sitting[0].peer, min(_FAST_LANE_S, timeout_s)):
                 break
         next_report = _FIRST_REPORT_S
@@ -249,13 +259,18 @@ class Exchange:
             self.hub.poll(max(0.0, min(_SLICE_S, limit - now, self._started + next_report - now)))
         self._check_failure()
 
+    def _check_open(self) -> None:
+        if self.hub.closing:
+            raise EnvPoisoned("this environment was closed while it waited for its clients: make a new one")
+
     def _check_failure(self) -> None:
+        self._check_open()
         if self.roster.failure is not None:
             raise self.roster.failure
-        if self.roster.losses and self._options.on_client_loss == "raise":
-            text = report.vacant_slots(self.hub.url, self.roster.losses, self.num_envs, 0.0)
-            timed_out = any(loss.timed_out for loss in self.roster.losses.values())
-            raise StepTimeout(text) if timed_out else ClientLost(text)
+        losses = self.roster.unreported  # a spare may sit in the slot already: that the client was lost stays true
+        if losses and self._options.on_client_loss == "raise":
+            text = report.lost_clients(self.hub.url, losses, self.num_envs)
+            raise StepTimeout(text) if any(loss.timed_out for loss in losses.values()) else ClientLost(text)
 
     def _report_wait(self, elapsed: float) -> None:
         acting = [seat for seat in self.roster.sitting if seat.acting]
@@ -284,35 +299,31 @@ class Exchange:
 
     def _cut_short(self, seat: Seat, step: StepResult) -> None:
         """End the episodes of a connection that went away in the middle of a step."""
-        for at, slot in enumerate(seat.slots):
-            if seat.fed_back and not (step.terminated[slot] or step.truncated[slot]):
-                self._truncate(step, slot, [array[slot : slot + 1].copy() for array in step.observations])
-            elif seat.fed_back:
-                self.roster.unreported.pop(slot, None)  # its episode had ended by itself
-            elif seat.held is not None:  # it had taken the slot of another lost client in this very step
-                self._truncate(step, slot, [array[at : at + 1] for array in seat.held])
-            else:
-                self._truncate(step, slot, [array[slot : slot + 1].copy() for array in self.last])
+        arrays = step.observations if seat.fed_back else self.last  # what nobody was stepped from, nobody has seen
+        for slot in seat.slots:
+            self._truncate(step, slot, [_row(array, slot) for array in arrays], stepped=seat.fed_back)
 
-    def _truncate(self, step: StepResult, slot: int, final: list[Array]) -> None:
-        if step.truncated[slot]:
+    def _truncate(self, step: StepResult, slot: int, final: list[Array], *, stepped: bool = False) -> None:
+        """End an episode, unless it has ended by itself, or with another client in this slot."""
+        if step.terminated[slot] or step.truncated[slot]:
             return
         step.truncated[slot] = True
+        step.cut_short[slot] = stepped
         step.finals.append(Finals((slot,), final))
 
     def finish(self) -> StepResult:
         """Put the newcomers' observations in their rows, say who was lost, and close the result."""
         step = self._open()
         for slot in self.roster.unreported:  # lost between two steps: nothing of this step reached its env
-            self._truncate(step, slot, [array[slot : slot + 1].copy() for array in self.last])
-        self.take_held(step.observations, step.reset_infos)
+            self._truncate(step, slot, [_row(array, slot) for array in self.last])
+        self._take_held(step.observations, step.reset_infos)
         step.lost = tuple(sorted(self.roster.unreported))
         self.roster.unreported.clear()
         self.last = step.observations
         self.step = None
         return step
 
-    def take_held(self, observations: list[Array], reset_infos: dict[int, dict[str, Any]]) -> None:
+    def _take_held(self, observations: list[Array], reset_infos: dict[int, dict[str, Any]]) -> None:
         for seat in self.roster.sitting:
             if seat.held is None:
                 continue
@@ -322,3 +333,7 @@ class Exchange:
             reset_infos.update(zip(seat.slots, seat.reset_infos, strict=True))
             seat.held = None
             seat.reset_infos = []
+
+
+def _row(array: Array, at: int) -> Array:
+    return array[at : at + 1].copy()

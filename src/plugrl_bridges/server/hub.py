@@ -10,7 +10,6 @@ through `Hub.send`. A fault of one peer ends that connection and nothing else [7
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ipaddress
 import logging
@@ -18,10 +17,10 @@ import os
 import selectors
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING, Protocol
 
 from plugrl_bridges.errors import ConnectionClosed, PlugRLError, RemoteProtocolError
+from plugrl_bridges.server.lifetime import LifeLine
 from plugrl_bridges.server.peer import Peer
 from plugrl_bridges.transport import Listener, State
 from plugrl_bridges.wire.messages import Feedback, Infer, Metadata
@@ -29,8 +28,6 @@ from plugrl_bridges.wire.session import ServerSession
 from plugrl_bridges.wire.session import State as Due
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from plugrl_bridges.server.options import BridgeOptions
     from plugrl_bridges.wire.codec import Buffer
 
@@ -47,12 +44,11 @@ FEEDBACK_TIMEOUT = "Feedback timeout"
 _HANDSHAKE_TIMEOUT_S = 10.0
 _FIRST_MESSAGE_TIMEOUT_S = 60.0  # a client may build its simulators after it connected
 _CLOSE_TIMEOUT_S = 2.0
-_KEEPER_PERIOD_S = 0.1
 _CHORES_PERIOD_S = 0.2
 
 
 class HubConsumer(Protocol):
-    """Take what the hub receives. Every call comes with the hub's lock held; arrays are views, valid during the call."""
+    """Take what the hub receives: with the hub's lock held; arrays are views, valid during the call."""
 
     def on_infer(self, peer: Peer, infer: Infer) -> None:
         """Take an infer; a `RemoteProtocolError` raised here resyncs this connection."""
@@ -73,7 +69,7 @@ class Hub:
         consumer: Takes the messages.
 
     Raises:
-        PlugRLError: if the address cannot be listened on; the text names it.
+        OSError: if the address cannot be listened on; the text names it, and what to do.
     """
 
     def __init__(self, options: BridgeOptions, metadata: Metadata, consumer: HubConsumer) -> None:
@@ -97,21 +93,23 @@ class Hub:
         self._peers: dict[int, Peer] = {}
         self._accepted = 0
         self._chores_at = 0.0
-        self._closing = False
+        self.closing = False
         self._closed = False
-        self._stop_keeper = threading.Event()
+        self._muted = False
+        self._creator = os.getpid()
         if not _is_loopback(options.host) and options.api_key is None:
             logger.warning(
                 "listening on %s, beyond this machine, without an api_key: anybody who reaches it can take a slot",
                 self.url,
             )
-        self._keeper = threading.Thread(
-            target=_keep, args=(weakref.ref(self), self._stop_keeper), name=f"plugrl-keeper-{self.port}", daemon=True
-        )
-        self._keeper.start()
-        self._unregister_exit = _close_at_exit(self)
+        self._life_line = LifeLine(self, f"plugrl-keeper-{self.port}")
 
     # The trainer's side -----------------------------------------------------------------------------------------
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a copy in a forked process: the connections are its parent's."""
+        return os.getpid() != self._creator
 
     @property
     def peers(self) -> list[Peer]:
@@ -127,24 +125,36 @@ class Hub:
         Returns:
             Whether anything happened.
         """
-        ready = self._selector.select(timeout_s)
+        try:
+            ready = self._selector.select(timeout_s)
+        except (OSError, ValueError):
+            if self.closing:  # by a signal handler, or by another thread that waited long enough for the lock
+                return False
+            raise
         for key, _ in ready:
-            if key.data is None:
-                self._accept()
-            elif key.data.fd in self._peers:  # not ended by an earlier one of this round
-                self._service(key.data)
+            peer: Peer | None = key.data
+            if peer is None:
+                if not self._accept():
+                    self._mute_listener()
+            elif self._peers.get(peer.fd) is peer:  # not ended by an earlier one of this round
+                self._service(peer)
         now = time.monotonic()
         if now >= self._chores_at:
             self._chores_at = now + _CHORES_PERIOD_S
             self._chores(now)
         return bool(ready)
 
+    def poll_if_due(self) -> None:
+        """Handle what is there if nobody has for a while: a trainer that never pauses must not starve others."""
+        if time.monotonic() >= self._chores_at:
+            self.poll(0.0)
+
     def poll_peer(self, peer: Peer, timeout_s: float) -> bool:
         """Wait for one connection alone, by the shortest road; hold the lock.
 
         Args:
             peer: The connection.
-            timeout_s: Longest wait in seconds. Others are not looked after meanwhile: keep it short and `poll` after it.
+            timeout_s: Longest wait in seconds. Others are not looked after meanwhile: keep it short, then `poll`.
         """
         try:
             data = peer.websocket.receive(timeout_s)
@@ -196,11 +206,16 @@ class Hub:
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """Tell every client that the run is over [7.1] and stop; idempotent, bounded as a whole.
 
+        In a forked process only its copies of the sockets are closed: the clients hear nothing.
+
         Args:
             timeout_s: Seconds for all connections together to answer.
         """
-        self._stop_keeper.set()
-        self._closing = True
+        if self.forked:
+            self.abandon()
+            return
+        self.closing = True
+        self._life_line.let_go()
         deadline = time.monotonic() + timeout_s
         # A step that hangs in another thread holds the lock; the run still ends.
         locked = self.lock.acquire(timeout=timeout_s)
@@ -208,17 +223,13 @@ class Hub:
             if self._closed:
                 return
             self._closed = True
-            self._unregister_exit()
-            with contextlib.suppress(OSError):
-                self._selector.unregister(self._listener.fileno())
+            self._mute_listener()
             self._accept()  # whoever is in the backlog hears stop too, if its handshake is done by then
             self._listener.close()
+            self._say_stop()
             while self._peers and time.monotonic() < deadline:
-                for peer in list(self._peers.values()):
-                    if peer.websocket.state is State.OPEN and peer.ended_at is None:
-                        peer.lost = True
-                        self.end(peer, GOING_AWAY, STOP, "the run is over")
                 self.poll(min(0.05, max(0.0, deadline - time.monotonic())))
+                self._say_stop()
             for peer in list(self._peers.values()):
                 peer.lost = True
                 peer.websocket.abort()
@@ -227,18 +238,47 @@ class Hub:
         finally:
             if locked:
                 self.lock.release()
-        if threading.current_thread() is not self._keeper:
-            self._keeper.join(timeout=1.0)
+        self._life_line.join(timeout_s=1.0)
+
+    def abandon(self) -> None:
+        """Let go of what a fork copied: close the copies of the sockets, and say nothing on them."""
+        self.closing = self._closed = True
+        self._life_line.let_go()
+        self._listener.close()
+        for peer in self._peers.values():
+            peer.lost = True
+            peer.websocket.abort()
+        with contextlib.suppress(OSError):
+            self._selector.close()  # without unregistering: the parent's selector is the same object of the system
 
     # Inside -----------------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
+    def _say_stop(self) -> None:
+        for peer in list(self._peers.values()):
+            if peer.websocket.state is State.OPEN and peer.ended_at is None:
+                peer.lost = True
+                self.end(peer, GOING_AWAY, STOP, "the run is over")
+
+    def _mute_listener(self) -> None:
+        """Stop waiting for newcomers until the next chores: a listener that nothing can be taken from stays ready."""
+        if not self._muted:
+            self._muted = True
+            with contextlib.suppress(KeyError, ValueError, OSError):
+                self._selector.unregister(self._listener.fileno())
+
+    def _accept(self) -> bool:
+        """Take in who is waiting; tell whether anybody was."""
+        before = self._accepted
         while (websocket := self._listener.accept()) is not None:
             self._accepted += 1
             peer = Peer(self._accepted, websocket, ServerSession(), websocket.fileno())
+            stale = self._peers.get(peer.fd)
+            if stale is not None:  # its socket was shut by an interrupted send, and the system gave the number again
+                self._drop(stale)
             self._peers[peer.fd] = peer
             self._selector.register(peer.fd, selectors.EVENT_READ, peer)
             self._service(peer)
+        return self._accepted > before
 
     def _service(self, peer: Peer) -> None:
         """Read what a connection has, and hand it on."""
@@ -277,7 +317,7 @@ class Hub:
             logger.warning("%s broke the protocol, closing its connection with %s: %s", peer.address, RESYNC, exc)
             self.end(peer, GOING_AWAY, RESYNC, str(exc))
         except PlugRLError as exc:
-            logger.error("%s cannot be served: %s", peer.address, exc)
+            logger.error("%s cannot be served: %s", peer.address, exc)  # noqa: TRY400 - the text says it all
             self.end(peer, GOING_AWAY, STOP, str(exc))
         except Exception:
             logger.exception("a fault of this library while serving %s", peer.address)
@@ -292,8 +332,9 @@ class Hub:
 
     def _drop(self, peer: Peer) -> None:
         """Forget a connection whose socket is closed."""
-        if self._peers.pop(peer.fd, None) is None:
+        if self._peers.get(peer.fd) is not peer:
             return
+        del self._peers[peer.fd]
         with contextlib.suppress(KeyError, ValueError, OSError):
             self._selector.unregister(peer.fd)
         websocket = peer.websocket
@@ -305,10 +346,16 @@ class Hub:
             self._lose(peer, f"its connection ended with {said}{detail}")
 
     def _chores(self, now: float) -> None:
+        if self._muted and not self._closed:
+            self._muted = False
+            self._selector.register(self._listener.fileno(), selectors.EVENT_READ, None)
         for peer in list(self._peers.values()):
             websocket = peer.websocket
-            if websocket.bytes_received != peer.heard_bytes:
-                peer.heard_bytes, peer.heard_at = websocket.bytes_received, now
+            if websocket.wants_write:  # a pong or a close frame that the socket did not take
+                self._service(peer)
+            if websocket.closed:
+                self._drop(peer)
+                continue
             if peer.ended_at is not None:
                 overdue, limit = now - peer.ended_at > _CLOSE_TIMEOUT_S, "its close frame"
             elif not peer.greeted:
@@ -324,38 +371,25 @@ class Hub:
                 self._drop(peer)
 
     def _ping(self, peer: Peer, now: float) -> bool:
-        """Ping if it is time; tell whether the peer has been silent for too long.
+        """Ping if it is time; tell whether a ping has been unanswered for too long.
 
-        A client that computes a step may have no thread to answer with: then the step's own timeout is its bound, and
-        TCP's is that of a dead link.
+        The time runs from a ping that was sent, never from what was heard last: while this process itself stood still,
+        it asked nothing. A client that computes a step may have no thread to answer with: then the step's own timeout
+        is its bound, and TCP's is that of a dead link.
         """
         interval, timeout = self._options.ping_interval, self._options.ping_timeout
         if interval is None:
             return False
+        websocket = peer.websocket
+        if peer.session.state is Due.FEEDBACK or not websocket.pings_unanswered:
+            peer.silent_since = None
+        elif timeout is not None and peer.silent_since is not None and now - peer.silent_since > timeout:
+            return True
         if now - peer.pinged_at >= interval:
             peer.pinged_at = now
-            peer.websocket.ping()
-        if timeout is None or peer.session.state is Due.FEEDBACK:
-            peer.heard_at = max(peer.heard_at, now - interval)
-            return False
-        return now - peer.heard_at > interval + timeout
-
-
-def _keep(hub_ref: Callable[[], Hub | None], stop: threading.Event) -> None:
-    """Look after the connections while the trainer does not; holds no hub alive."""
-    while not stop.wait(_KEEPER_PERIOD_S):
-        hub = hub_ref()
-        if hub is None:
-            return
-        if hub.lock.acquire(timeout=_KEEPER_PERIOD_S):
-            try:
-                while not stop.is_set() and hub.poll(0.0):
-                    pass
-            except Exception:
-                logger.exception("a fault of this library in the keeper thread")
-            finally:
-                hub.lock.release()
-        del hub
+            peer.silent_since = peer.silent_since or now
+            websocket.ping()
+        return False
 
 
 def _is_loopback(host: str) -> bool:
@@ -363,16 +397,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _close_at_exit(hub: Hub) -> Callable[[], None]:
-    """Close the hub when the interpreter ends normally [7.1]; give what undoes this."""
-    ref, creator = weakref.ref(hub), os.getpid()
-
-    def close() -> None:
-        alive = ref()
-        if alive is not None and os.getpid() == creator:  # a forked child leaves its parent's clients alone
-            alive.close()
-
-    atexit.register(close)
-    return lambda: atexit.unregister(close)

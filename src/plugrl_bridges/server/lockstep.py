@@ -7,12 +7,13 @@ in flight, ``episodes`` counts, ``hub`` carries.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from plugrl_bridges import __version__
-from plugrl_bridges.errors import EnvPoisoned
+from plugrl_bridges.errors import ClientLost, EnvPoisoned
 from plugrl_bridges.server import report
 from plugrl_bridges.server.episodes import EpisodeCounter
 from plugrl_bridges.server.exchange import Exchange
@@ -34,6 +35,8 @@ __all__ = ["FEATURES", "Lockstep"]
 
 T = TypeVar("T")
 
+_RESET_ROUNDS_S = 3.0  # times the timeout: clients that come and go during a reset do not keep it up for ever
+
 FEATURES = (REUSE_FEEDBACK_OBS, ENV_SPEC, SEEDED_RESET)
 """Optional features that the bridge offers [10]."""
 
@@ -47,7 +50,7 @@ class Lockstep:
         options: As the adapters take them.
 
     Raises:
-        PlugRLError: if the port cannot be had.
+        OSError: if the port cannot be had; the text names it.
     """
 
     def __init__(self, options: BridgeOptions) -> None:
@@ -167,10 +170,14 @@ class Lockstep:
             raise EnvPoisoned("a step is in flight already: call step_wait first")
         wire = self.action_layout.to_wire(actions, self.num_envs, self.options.action_horizon)
         with self._hub.lock:
-            self._exchange.begin()
-            for seat in list(self._roster.sitting):
-                if seat.held is None:  # else it took a lost slot since the last step: this action was not for it
-                    self._exchange.answer(seat, wire, None)
+            try:
+                self._exchange.begin()
+                for seat in list(self._roster.sitting):
+                    if seat.held is None:  # else it took a lost slot since the last step: this action was not for it
+                        self._exchange.answer(seat, wire, None)
+            except BaseException as exc:  # some have their action and some have not
+                self._poison = exc
+                raise
 
     def wait(self, timeout_s: float | None = None) -> StepResult:
         """Collect the step begun by `send`.
@@ -190,11 +197,11 @@ class Lockstep:
         with self._hub.lock:
             try:
                 self._exchange.gather(self.options.timeout if timeout_s is None else timeout_s)
+                step = self._exchange.finish()
+                _known(self._episodes).count(step)
             except BaseException as exc:
                 self._poison = exc
                 raise
-            step = self._exchange.finish()
-            _known(self._episodes).count(step)
             return step
 
     def close(self) -> None:
@@ -207,6 +214,8 @@ class Lockstep:
             self._episodes.close()
 
     def _check_usable(self) -> None:
+        if self._hub.forked:
+            raise EnvPoisoned("this environment belongs to the process that forked this one: make one here")
         if self._closed:
             raise EnvPoisoned("this environment is closed: make a new one")
         if self._poison is not None:
@@ -224,27 +233,41 @@ class Lockstep:
         step = exchange.begin()
         for array, last in zip(step.observations, exchange.last, strict=False):  # none before the first reset
             array[...] = last
-        if self._ever_reset or any(seed is not None for seed in seeds) or any(options):
-            layout = self.action_layout
-            idle = np.zeros((self.options.action_horizon, n, *(layout.shape or (1,))), layout.dtype)
-            for seat in list(self._roster.sitting):
-                self._reset_seat(seat, idle, seeds, options)
-        exchange.gather(self.options.timeout)
+        going_on = self._reset_seats(seeds, options)
         step = exchange.finish()
         self._ever_reset = True
-        self._episodes.restart()
-        return step.observations, [step.reset_infos.get(slot, {}) for slot in range(n)]
+        self._episodes.restart([slot for slot in range(n) if slot not in going_on or slot in step.lost])
+        infos = [step.reset_infos.get(slot, {}) for slot in range(n)]
+        for slot in step.lost:
+            infos[slot]["client_lost"] = True
+        return step.observations, infos
 
-    def _reset_seat(
-        self, seat: Seat, idle: Array, seeds: Sequence[int | None], options: Sequence[Mapping[str, Any] | None]
-    ) -> None:
+    def _reset_seats(self, seeds: Sequence[int | None], options: Sequence[Mapping[str, Any] | None]) -> set[int]:
+        """Reset every seat, also those that are taken only while others reset; give the slots whose episodes go on."""
+        give_up_at = time.monotonic() + _RESET_ROUNDS_S * self.options.timeout
+        asked: set[int] = set()
+        going_on: set[int] = set()
+        while True:
+            for seat in [seat for seat in self._roster.sitting if seat.peer.number not in asked]:
+                asked.add(seat.peer.number)
+                if not self._reset_seat(seat, seeds, options):
+                    going_on.update(seat.slots)
+            self._exchange.gather(self.options.timeout)
+            if all(seat.peer.number in asked for seat in self._roster.sitting):
+                return going_on
+            if time.monotonic() > give_up_at:
+                raise ClientLost(f"clients come and go during one reset at {self.url}: see the log for their losses")
+            self._exchange.prolong()
+
+    def _reset_seat(self, seat: Seat, seeds: Sequence[int | None], options: Sequence[Mapping[str, Any] | None]) -> bool:
+        """Ask a client to reset its envs, if need be; tell whether they begin an episode, now or before."""
         seeded = any(seeds[slot] is not None for slot in seat.slots)
         with_options = any(options[slot] for slot in seat.slots)
+        if seat.held is not None and not seeded and not with_options:
+            return True  # it brought a first observation that nobody has seen
         if SEEDED_RESET not in seat.features:
             self._say_what_cannot_be_reset(seat, seeded=seeded, with_options=with_options)
-            return
-        if seat.held is not None and self._ever_reset and not seeded and not with_options:
-            return  # it came since the last step and brought a first observation already
+            return seat.held is not None
         seat.held = None
         seat.reset_infos = []
         asked = seat.peer.session.asked
@@ -253,7 +276,10 @@ class Lockstep:
             request = ResetRequest(
                 asked.env_indices, tuple(seeds[slot] for slot in slots), tuple(options[slot] for slot in slots)
             )
+            layout = self.action_layout
+            idle = np.zeros((self.options.action_horizon, self.num_envs, *(layout.shape or (1,))), layout.dtype)
             self._exchange.answer(seat, idle, request)
+        return True
 
     def _say_what_cannot_be_reset(self, seat: Seat, *, seeded: bool, with_options: bool) -> None:
         who = f"the client of slots {report.slots_text(seat.slots)} at {seat.peer.address} does not know seeded-reset"
@@ -261,7 +287,7 @@ class Lockstep:
             self._roster.warn_once(f"{who}, so the seed of reset() cannot reach its envs: seed them there")
         if with_options:
             self._roster.warn_once(f"{who}, so the options of reset() cannot reach its envs: set them there")
-        if self._ever_reset:
+        if seat.held is None:
             self._roster.warn_once(f"{who}: reset() lets its running episodes go on")
 
 

@@ -86,23 +86,26 @@ class BridgeOptions:
         for name in ("connect_timeout", "ping_interval", "ping_timeout"):
             if getattr(self, name) is not None:
                 _seconds(name, getattr(self, name))
+        self._check_types()
+        if self.api_key == "":
+            raise ValueError("api_key must not be empty; None admits every client")
+        if self.on_client_loss not in {"truncate", "raise"}:
+            raise ValueError(f"on_client_loss must be 'truncate' or 'raise', got {self.on_client_loss!r}")
+        self._check_episode_log()
+
+    def _check_types(self) -> None:
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(self, name), spaces.Space | None):
                 raise _wrong_type(name, "a gymnasium space or None", getattr(self, name))
         for name in ("image_key", "state_key", "api_key"):
             if not isinstance(getattr(self, name), str | None):
                 raise _wrong_type(name, "a str or None", getattr(self, name))
-        if not isinstance(self.host, str) or not self.host:
+        if not self.host or not isinstance(self.host, str):
             raise _wrong_type("host", "a host name or address", self.host)
-        if self.api_key == "":
-            raise ValueError("api_key must not be empty; None admits every client")
         if not isinstance(self.ssl, ssl_module.SSLContext | None):
             raise _wrong_type("ssl", "an ssl.SSLContext or None", self.ssl)
-        if isinstance(self.allowed_origins, str):
+        if isinstance(self.allowed_origins, str):  # a sequence too, of one-letter origins
             raise _wrong_type("allowed_origins", "a sequence of str", self.allowed_origins)
-        if self.on_client_loss not in {"truncate", "raise"}:
-            raise ValueError(f"on_client_loss must be 'truncate' or 'raise', got {self.on_client_loss!r}")
-        self._check_episode_log()
 
     def _check_episode_log(self) -> None:
         if self.episode_log is None:
@@ -131,6 +134,8 @@ def _whole(name: str, value: object, least: int, most: int | None) -> None:
 
 def _seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{name} must be a number of seconds above 0, got {type(value).__name__} {value!r}")
+        raise ValueError(  # noqa: TRY004 - one kind of error for every bad number
+            f"{name} must be a number of seconds above 0, got {type(value).__name__} {value!r}"
+        )
     if not math.isfinite(value) or value <= 0:
         raise ValueError(f"{name} must be a finite number of seconds above 0, got {value!r}")

@@ -29,7 +29,8 @@ class Peer:
         spoke: Whether a valid first message came.
         lost: Whether the consumer was told of its end.
         last_message: Type of the last message that came, for error texts.
-        heard_at: ``time.monotonic()`` when bytes last came.
+        pinged_at: ``time.monotonic()`` of the last ping.
+        silent_since: When the first ping was sent that is unanswered, or None.
         ended_at: When this side began to close it, or None.
     """
 
@@ -43,9 +44,8 @@ class Peer:
     lost: bool = False
     last_message: str = "nothing"
     last_message_at: float = field(default_factory=time.monotonic)
-    heard_at: float = field(default_factory=time.monotonic)
-    heard_bytes: int = 0
     pinged_at: float = field(default_factory=time.monotonic)
+    silent_since: float | None = None
     ended_at: float | None = None
 
     @property

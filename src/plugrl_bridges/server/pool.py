@@ -22,7 +22,19 @@ __all__ = ["ArrayPool"]
 _LARGE_BYTES = 1 << 16
 _KEEP = 4  # the trainer's current and last observation, the one being filled, and one to spare
 _COUNTED = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
-_UNHELD = 3  # the pool's list, the loop variable, and getrefcount's own argument
+
+
+def _count_unheld() -> int:
+    """Count the references of an array that nobody holds, in a loop like the one below.
+
+    The interpreter's own share (list, loop variable, argument) differs: Python 3.14 borrows some of them.
+    """
+    for array in [np.empty(1)]:
+        return sys.getrefcount(array)
+    raise AssertionError
+
+
+_UNHELD = _count_unheld() if _COUNTED else 0
 
 
 class ArrayPool:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.server.seats import Loss, Seat
 
-__all__ = ["client_command", "slots_text", "still_acting", "vacant_slots", "waiting_for_clients"]
+__all__ = ["client_command", "lost_clients", "slots_text", "still_acting", "vacant_slots", "waiting_for_clients"]
 
 
 def client_command(url: str, num_envs: int | None) -> str:
@@ -59,15 +59,26 @@ def still_acting(url: str, seats: Sequence[Seat], num_envs: int, elapsed_s: floa
 
 def vacant_slots(url: str, losses: dict[int, Loss], num_envs: int, elapsed_s: float) -> str:
     """Say which slots lost their client, to whom they belonged, and how to start another."""
+    return (
+        f"{num_envs - len(losses)} of {num_envs} envs are connected to {url} and no client took the vacant slots "
+        f"within {elapsed_s:.1f} s: {_who_left(losses)}. Start a client with: {client_command(url, len(losses))}"
+    )
+
+
+def lost_clients(url: str, losses: dict[int, Loss], num_envs: int) -> str:
+    """Say which slots lost their client, and to whom they belonged, where that alone is an error."""
+    return (
+        f"lost the clients of {len(losses)} of {num_envs} envs at {url}: {_who_left(losses)}; "
+        "on_client_loss='truncate' would wait for others to take their place"
+    )
+
+
+def _who_left(losses: dict[int, Loss]) -> str:
     by_loss: dict[int, tuple[Loss, list[int]]] = {}
     for slot, loss in losses.items():
         by_loss.setdefault(id(loss), (loss, []))[1].append(slot)
-    who = "; ".join(
+    return "; ".join(
         f"slots {slots_text(slots)} were at {loss.address}, lost {time.monotonic() - loss.at:.1f} s ago: {loss.why}; "
         f"last message: {loss.last_words}"
         for loss, slots in by_loss.values()
-    )
-    return (
-        f"{num_envs - len(losses)} of {num_envs} envs are connected to {url} and no client took the vacant slots within "
-        f"{elapsed_s:.1f} s: {who}. Start a client with: {client_command(url, len(losses))}"
     )

@@ -37,7 +37,8 @@ class StepResult:
         infos: One info dict per slot, of the last step.
         reset_infos: Info dict of the reset, per slot whose episode ended.
         lengths: Env steps of the episodes that ended, where the client reports them and a chunk has several.
-        lost: Slots that ended since their client was lost.
+        lost: Slots whose client was lost since the step before, whatever became of the episode.
+        cut_short: Slots of them whose episode ended for that, and whether their env took this step.
     """
 
     observations: list[Array]
@@ -49,3 +50,4 @@ class StepResult:
     reset_infos: dict[int, dict[str, Any]]
     lengths: dict[int, int]
     lost: tuple[int, ...]
+    cut_short: dict[int, bool]

@@ -122,6 +122,9 @@ class Roster:
                 self.losses[slot] = loss
                 self.unreported[slot] = loss
         self._apply(self._table.leave(peer.number))
+        if not self.filled and not self._seats:  # who is gone decides nothing for those who come
+            self._table = SlotTable(self._options.num_envs)
+            self.announced = self.observation_layout = self.action_layout = None
         return seat if seat.slots else None
 
     def _agree(self, peer: Peer, announced: Announced, infer: Infer) -> ObservationLayout:

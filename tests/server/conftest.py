@@ -1,0 +1,25 @@
+"""Bridges for the tests of the server, closed when a test is over."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support import bridge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from plugrl_bridges.server.lockstep import Lockstep
+
+
+@pytest.fixture
+def make_bridge() -> Iterator[Callable[..., Lockstep]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(**options: Any) -> Lockstep:
+            return stack.enter_context(bridge(**options))
+
+        yield make
