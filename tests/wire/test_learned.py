@@ -82,7 +82,10 @@ def test_the_second_message_of_a_layout_is_not_decoded(stream: list[Message], mo
 
     monkeypatch.setattr(learned, "decode", refuse)
     for message in stream[1:]:
-        assert _same(parser(_bytes(message)), message if not isinstance(message, (Feedback, Infer)) else parse_bytes(_bytes(message)))
+        assert _same(
+            parser(_bytes(message)),
+            message if not isinstance(message, (Feedback, Infer)) else parse_bytes(_bytes(message)),
+        )
 
 
 def test_arrays_are_views_of_the_message_and_not_of_an_older_one() -> None:
@@ -103,7 +106,9 @@ def test_other_env_indices_of_the_same_length_take_the_general_road() -> None:
     parser = LearnedParser()
     first = _feedback(0)
     parser(_bytes(first))
-    other = Feedback(first.observation, np.array([0, 2, 2]), first.step_ids, first.rewards, first.terminated, first.truncated)
+    other = Feedback(
+        first.observation, np.array([0, 2, 2]), first.step_ids, first.rewards, first.terminated, first.truncated
+    )
     with pytest.raises(RemoteProtocolError, match="twice"):
         parser(_bytes(other))
 
@@ -145,5 +150,3 @@ def _has_nan(message: Any) -> bool:
     if type(message) in {Observation, Feedback, Infer, Action}:
         return any(_has_nan(getattr(message, field.name)) for field in fields(message))
     return False
-
-
