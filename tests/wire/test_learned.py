@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -40,12 +38,12 @@ def _bytes(message: Message) -> bytes:
     return b"".join(to_bytes(message))
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: object, other: object) -> bool:
     if isinstance(one, np.ndarray):
         return isinstance(other, np.ndarray) and one.dtype == other.dtype and np.array_equal(one, other)
-    if isinstance(one, dict):
+    if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if type(one) in {Observation, Feedback, Infer, Action}:
+    if isinstance(one, (Observation, Feedback, Infer, Action)):
         return type(one) is type(other) and all(
             _same(getattr(one, field.name), getattr(other, field.name)) for field in fields(one)
         )
@@ -142,11 +140,11 @@ def test_one_changed_byte_means_what_it_means_to_the_general_road(name: str, at:
         assert _same(found, parse_bytes(bytes(data))) or _has_nan(found)
 
 
-def _has_nan(message: Any) -> bool:
+def _has_nan(message: object) -> bool:
     if isinstance(message, np.ndarray):
         return message.dtype.kind == "f" and bool(np.isnan(message).any())
     if isinstance(message, dict):
         return any(map(_has_nan, message.values()))
-    if type(message) in {Observation, Feedback, Infer, Action}:
+    if isinstance(message, (Observation, Feedback, Infer, Action)):
         return any(_has_nan(getattr(message, field.name)) for field in fields(message))
     return False

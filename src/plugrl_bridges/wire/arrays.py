@@ -28,6 +28,7 @@ __all__ = [
     "array_from",
     "array_from_map",
     "array_to_parts",
+    "data_of",
     "dtype_of",
     "generic_from_map",
     "generic_to_map",
@@ -89,16 +90,24 @@ def array_to_parts(array: Array) -> tuple[bytes, Buffer, bytes]:
     Raises:
         EncodeError: for a refused dtype, too many dimensions, or text that is no Unicode.
     """
-    dtype = array.dtype
-    before, after = _frame(dtype.str, array.shape)
+    before, after = _frame(array.dtype.str, array.shape)
+    return before, data_of(array), after
+
+
+def data_of(array: Array) -> Buffer:
+    """Give an array's data in C order; a view if they are many.
+
+    Raises:
+        EncodeError: for text that is no Unicode.
+    """
     data: Buffer = (
         array.tobytes()
         if array.nbytes < JOIN_BELOW_BYTES
         else np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     )
-    if dtype.kind == "U" and not is_unicode(data, dtype):
+    if array.dtype.kind == "U" and not is_unicode(data, array.dtype):
         raise EncodeError("a text array holds a surrogate, which is no character")
-    return before, data, after
+    return data
 
 
 @lru_cache(maxsize=1024)

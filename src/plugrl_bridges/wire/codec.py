@@ -35,7 +35,7 @@ from plugrl_bridges.wire.arrays import (
     generic_to_map,
 )
 
-__all__ = ["MAX_DEPTH", "MAX_ITEMS", "Array", "Buffer", "Value", "decode", "encode"]
+__all__ = ["MAX_DEPTH", "MAX_ITEMS", "Array", "Buffer", "Value", "decode", "encode", "join_small"]
 
 MAX_DEPTH = 32
 """Maps and lists may be nested this deep; a message of this protocol needs six levels. An array is a map."""
@@ -65,13 +65,13 @@ def encode(value: Value) -> list[Buffer]:
     """
     out: list[Buffer] = []
     _encode(value, out, 0)
-    total = sum(map(len, out))
-    if total < _ONE_BUFFER_BELOW_BYTES:
-        return [b"".join(out)]
-    return _join_small(out)
+    return join_small(out)
 
 
-def _join_small(parts: list[Buffer]) -> list[Buffer]:
+def join_small(parts: list[Buffer]) -> list[Buffer]:
+    """Join what is cheaper to copy than to hand to the system call as a buffer of its own."""
+    if sum(map(len, parts)) < _ONE_BUFFER_BELOW_BYTES:
+        return [b"".join(parts)]
     joined: list[Buffer] = []
     run: list[Buffer] = []
     for part in parts:
@@ -361,7 +361,7 @@ def _is_foreign_array(found: dict[Any, Value]) -> bool:
     """Know str keys in place of bin, and the maps of the msgpack-numpy package, from a user's own key ``nd``."""
     if "nd" in found or b"nd" in found:
         return {"nd", "type", "data"} <= found.keys() or {b"nd", b"type", b"data"} <= found.keys()
-    return True
+    return {"data", "dtype"} <= found.keys()
 
 
 _FIXED: dict[int, tuple[struct.Struct | None, int, Value]] = {

@@ -5,8 +5,8 @@ a parsed message lay and what all other bytes were. A later message of the same 
 has the same layout, and everything that ``messages.parse`` checks holds for it too: so it is assembled from its arrays
 without decoding. Any other message goes the general road, and is learned from.
 
-Exact by construction: what was checked by value (env indices, reuse marks, text) counts among the bytes that must be the
-same. One parser belongs to one connection.
+Exact by construction: what was checked by value (env indices, reuse marks, text) counts among the bytes that must be
+the same. One parser belongs to one connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Spans: TypeAlias = dict[int, "tuple[Array, int]"]
 _Fill: TypeAlias = "Callable[[list[Array]], Message]"
 
 
-class _Unlearnable(Exception):  # noqa: N818 - a signal inside this file, not an error
+class _Unlearnable(Exception):
     """Signal that a message has a part whose place in the bytes is not known."""
 
 
@@ -51,7 +51,9 @@ class _Layout:
                 return None
         return self.fill(
             [
-                np.ndarray(shape, dtype, view, offset) if not is_bool else np.ndarray(shape, np.uint8, view, offset) != 0
+                np.ndarray(shape, dtype, view, offset)
+                if not is_bool
+                else np.ndarray(shape, np.uint8, view, offset) != 0
                 for shape, dtype, offset, is_bool in self.arrays
             ]
         )

@@ -88,12 +88,16 @@ class Infer:
     env_spec: Mapping[str, Value] | None = None
     reset_info: Mapping[str, Value] | None = None
 
+    @property
+    def rows_sent(self) -> int:
+        """Number of envs whose observation travels."""
+        return len(self.env_indices) - (0 if self.reuse is None else int(np.count_nonzero(self.reuse)))
+
     def to_wire(self) -> dict[str, Value]:
         """Give the map that travels."""
-        sent = len(self.env_indices) if self.reuse is None else len(self.env_indices) - int(self.reuse.sum())
         wire: dict[str, Value] = {
             "message_type": "infer",
-            "data": self.observation.to_wire(sent),
+            "data": self.observation.to_wire(self.rows_sent),
             "env_indices": self.env_indices,
             "step_ids": self.step_ids,
         }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.wire.arrays import Array, Value
 
-__all__ = ["Observation", "describe", "keys_of", "parse_observation"]
+__all__ = ["Observation", "blank_text", "describe", "keys_of", "parse_observation"]
 
 _MAX_TEXT_BYTES = 1 << 26
 """A batch of text may become this large: one long str is padded to all envs, so a short message could cost much."""
@@ -42,7 +42,7 @@ class Observation:
 
     def to_wire(self, rows: int) -> dict[str, Value]:
         """Give the map that travels; ``rows`` is n, needed for the text of observations that have none."""
-        text = _blank_text(rows) if self.text is None else self.text
+        text = blank_text(rows) if self.text is None else self.text
         return {"images": dict(self.images), "states": dict(self.states), "text": text}
 
 
@@ -96,13 +96,13 @@ def _text(text: Value, n: int, message: str) -> Array:
             return text[:0]
     elif isinstance(text, str):
         if text == "":
-            return _blank_text(n)
+            return blank_text(n)
         _check_size(n, len(text), message)
         return np.full(n, text)
     elif isinstance(text, list) and len(text) in {n, n or len(text)} and all(isinstance(item, str) for item in text):
         text = text[:n]
         _check_size(n, max(map(len, text), default=0), message)
-        return np.array(text, dtype=np.str_) if text else _blank_text(0)
+        return np.array(text, dtype=np.str_) if text else blank_text(0)
     raise RemoteProtocolError(
         f"{message}: text must hold {n} str (an array, a list) or be one str, got {describe(text)}", clause="3.4"
     )
@@ -117,7 +117,8 @@ def _check_size(n: int, length: int, message: str) -> None:
 
 
 @lru_cache(maxsize=64)
-def _blank_text(n: int) -> Array:
+def blank_text(n: int) -> Array:
+    """Give n empty texts, read-only."""
     blank = np.full(n, "", dtype="<U1")
     blank.flags.writeable = False
     return blank

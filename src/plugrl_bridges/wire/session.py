@@ -16,7 +16,8 @@ import numpy as np
 
 from plugrl_bridges.errors import LocalProtocolError, RemoteProtocolError
 from plugrl_bridges.wire.learned import LearnedParser
-from plugrl_bridges.wire.messages import Action, Feedback, Infer, Message, Metadata, Observation, to_bytes
+from plugrl_bridges.wire.learned_writer import LearnedWriter
+from plugrl_bridges.wire.messages import Action, Feedback, Infer, Message, Metadata, Observation
 from plugrl_bridges.wire.reuse import ReuseRule
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class _Session:
     def __init__(self, *, parser: Callable[[Buffer | str], Message] | None = None) -> None:
         self.state = State.METADATA
         self._parse = LearnedParser() if parser is None else parser
+        self._encode = LearnedWriter()
         self._reuse = ReuseRule()
         self._asked: Infer | None = None
 
@@ -95,7 +97,7 @@ class _Session:
             raise LocalProtocolError(
                 f"[4.2] the {self.role.value} may not send {message.message_type}: {self.state.value} is due"
             )
-        buffers = to_bytes(message)
+        buffers = self._encode(message)
         self.state = after
         return buffers
 
@@ -181,7 +183,7 @@ class ServerSession(_Session):
                 array has another number of envs [5.3]; or if it resets what it may not.
         """
         asked, names = self._asked, action.env_ids
-        if asked is None or names is None or not np.array_equal(names, asked.env_indices):
+        if asked is None or names is None or not _same_envs(names, asked.env_indices):
             raise LocalProtocolError("[5.3] an action answers the open infer's envs, in its order")
         if action.action.ndim < 2 or action.action.shape[1] != len(names):
             raise LocalProtocolError(
@@ -200,6 +202,10 @@ class ServerSession(_Session):
         self._holding.update(stepping)
         self._all_reset = not stepping
         return buffers
+
+
+def _same_envs(names: Array, asked: Array) -> bool:
+    return names is asked or np.array_equal(names, asked)
 
 
 def _rows_of(feedback: Feedback, keep: Array) -> Feedback:
@@ -249,7 +255,7 @@ class ClientSession(_Session):
         action = cast("Action", message)  # the table admits nothing else
         asked = cast("Infer", self._asked).env_indices  # an action is due only after an infer
         names = asked if action.env_ids is None else action.env_ids
-        if action.action.shape[1] != len(asked) or not np.array_equal(names, asked):
+        if action.action.shape[1] != len(asked) or not _same_envs(names, asked):
             raise RemoteProtocolError(
                 f"action: {action.action.shape[1]} rows for envs {names.tolist()[:8]}, expected {len(asked)} for "
                 f"{asked.tolist()[:8]} in this order",

@@ -1,0 +1,111 @@
+"""Own the short road out: a message with the layout of the one before it is written around its arrays.
+
+The counterpart of ``learned``. What stands between the arrays of a message depends only on its type, the names of its
+observations, and the shapes and dtypes of its arrays; it is taken from the first such message, once encoded. Messages
+with anything else inside (an info, a reset, an env-spec) go the general road. One writer belongs to one connection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from plugrl_bridges.wire.arrays import data_of
+from plugrl_bridges.wire.codec import decode, join_small
+from plugrl_bridges.wire.messages import Action, Feedback, Infer, Message, to_bytes
+from plugrl_bridges.wire.observation import blank_text
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from plugrl_bridges.wire.arrays import Array, Buffer
+
+__all__ = ["LearnedWriter"]
+
+_Names: TypeAlias = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Hold what stands around the arrays of one kind of message."""
+
+    names: _Names
+    kinds: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+    between: tuple[bytes, ...]
+
+    def fits(self, names: _Names, arrays: list[Array]) -> bool:
+        if names != self.names or len(arrays) != len(self.kinds):
+            return False
+        for array, (shape, dtype) in zip(arrays, self.kinds, strict=True):
+            if array.shape != shape or array.dtype != dtype:
+                return False
+        return True
+
+    def write(self, arrays: list[Array]) -> list[Buffer]:
+        parts: list[Buffer] = [self.between[0]]
+        for array, after in zip(arrays, self.between[1:], strict=True):
+            parts.append(data_of(array))
+            parts.append(after)
+        return join_small(parts)
+
+
+class LearnedWriter:
+    """Encode the messages of one connection; call it in place of ``messages.to_bytes``, whose bytes are the same."""
+
+    def __init__(self) -> None:
+        self._layouts: dict[type[Message], _Layout] = {}
+
+    def __call__(self, message: Message) -> list[Buffer]:
+        """Give the buffers of one message."""
+        taken = _arrays_of(message)
+        if taken is None:
+            return to_bytes(message)
+        names, arrays = taken
+        layout = self._layouts.get(type(message))
+        if layout is not None and layout.fits(names, arrays):
+            return layout.write(arrays)
+        buffers = to_bytes(message)
+        learned = _learn(names, arrays, b"".join(buffers))
+        if learned is not None:
+            self._layouts[type(message)] = learned
+        return buffers
+
+
+def _arrays_of(message: Message) -> tuple[_Names, list[Array]] | None:
+    """Give a message's arrays in the order in which they travel; None if there is more to it than its arrays."""
+    if isinstance(message, Feedback):
+        if message.info:
+            return None
+        observation, rows = message.observation, len(message.env_indices)
+        text = blank_text(rows) if observation.text is None else observation.text
+        return (tuple(observation.images), tuple(observation.states)), [
+            message.env_indices, message.step_ids, *observation.images.values(), *observation.states.values(), text,
+            message.rewards, message.terminated, message.truncated,
+        ]  # fmt: skip
+    if isinstance(message, Infer):
+        if message.env_spec is not None or message.reset_info:
+            return None
+        observation = message.observation
+        arrays = [*observation.images.values(), *observation.states.values()]
+        arrays.append(blank_text(message.rows_sent) if observation.text is None else observation.text)
+        arrays += [message.env_indices, message.step_ids]
+        if message.reuse is not None:
+            arrays.append(message.reuse)
+        return (tuple(observation.images), tuple(observation.states)), arrays
+    if isinstance(message, Action) and message.reset is None and message.env_ids is not None:
+        return (), [message.env_ids, message.action]
+    return None
+
+
+def _learn(names: _Names, arrays: list[Array], data: bytes) -> _Layout | None:
+    spans: list[tuple[Array, int]] = []
+    decode(data, spans)
+    if [(found.shape, found.dtype) for found, _ in spans] != [(array.shape, array.dtype) for array in arrays]:
+        return None
+    between = []
+    at = 0
+    for found, start in spans:
+        between.append(data[at:start])
+        at = start + found.nbytes
+    between.append(data[at:])
+    return _Layout(names, tuple((array.shape, array.dtype) for array in arrays), tuple(between))
