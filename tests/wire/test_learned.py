@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -50,7 +51,7 @@ def _same(one: object, other: object) -> bool:
     return bool(one == other)
 
 
-STREAMS = {
+STREAMS: dict[str, list[Message]] = {
     "feedback": [_feedback(seed) for seed in range(4)],
     "feedback with images": [_feedback(seed, image=True) for seed in range(4)],
     "feedback with info": [_feedback(seed, info=True) for seed in range(4)],
