@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -59,6 +59,30 @@ STREAMS: dict[str, list[Message]] = {
     "infer that reuses some": [_infer(seed, reused=2) for seed in range(4)],
     "infer that reuses all": [_infer(seed, reused=3) for seed in range(4)],
     "action": [Action(np.arange(3), np.full((2, 3, 1), seed, np.float32)) for seed in range(4)],
+    "feedback with text in its states": [
+        Feedback(
+            Observation({}, {"said": np.array(["push", text])}),
+            np.arange(2),
+            np.arange(2),
+            np.zeros(2),
+            np.zeros(2, np.bool_),
+            np.zeros(2, np.bool_),
+            {"task": np.array([text, "pick"])},
+        )
+        for text in ("left", "back", "down", "away")
+    ],
+    "feedback with arrays without dimensions": [
+        Feedback(
+            Observation({}, {"s": np.zeros(1)}),
+            np.arange(1),
+            np.arange(1),
+            np.zeros(1),
+            np.zeros(1, np.bool_),
+            np.zeros(1, np.bool_),
+            {"on": np.array(on), "speed": np.array(0.5), "none": np.empty((0, 2))},
+        )
+        for on in (True, False, True, False)
+    ],
     "shapes that change": [_feedback(0, 3), _feedback(1, 4), _feedback(2, 3), _feedback(3, 4)],
 }
 
@@ -110,6 +134,26 @@ def test_other_env_indices_of_the_same_length_take_the_general_road() -> None:
     )
     with pytest.raises(RemoteProtocolError, match="twice"):
         parser(_bytes(other))
+
+
+@pytest.mark.parametrize("where", ["states", "info"])
+def test_text_is_checked_in_every_message(where: str) -> None:
+    parser = LearnedParser()
+    first = STREAMS["feedback with text in its states"][0]
+    parser(_bytes(first))
+    data = _bytes(first)
+    letter = "p".encode("utf-32-le") if where == "states" else "k".encode("utf-32-le")
+    broken = data.replace(letter, (0x110000).to_bytes(4, "little"))
+    assert len(broken) == len(data)
+    with pytest.raises(RemoteProtocolError, match=r"\[3\.4\]"):
+        parser(broken)
+
+
+def test_long_constant_parts_are_not_remembered() -> None:
+    parser = LearnedParser()
+    first = _feedback(0)
+    parser(_bytes(replace(first, info={"x": np.zeros(3), "note": "n" * 100_000})))
+    assert not parser._layouts
 
 
 def test_layouts_are_forgotten_when_there_are_many() -> None:

@@ -23,6 +23,8 @@ from plugrl_bridges.wire.messages import Action, Feedback, Infer, Message, Obser
 __all__ = ["LearnedParser"]
 
 _REMEMBER = 8
+_MAX_FIXED_BYTES = 1 << 16
+"""A layout keeps the bytes that must be the same; a message with more of them than this is not worth remembering."""
 _Spans: TypeAlias = dict[int, "tuple[Array, int]"]
 _Fill: TypeAlias = "Callable[[list[Array]], Message]"
 
@@ -53,7 +55,7 @@ class _Layout:
             [
                 np.ndarray(shape, dtype, view, offset)
                 if not is_bool
-                else np.ndarray(shape, np.uint8, view, offset) != 0
+                else np.ndarray(shape, np.uint8, view, offset).astype(np.bool_)
                 for shape, dtype, offset, is_bool in self.arrays
             ]
         )
@@ -108,6 +110,8 @@ class _Learner:
             fill = self._action(message)
         else:
             raise _Unlearnable
+        if len(self.view) - sum(array.nbytes for array, _ in self.taken) > _MAX_FIXED_BYTES:
+            raise _Unlearnable
         fixed = []
         at = 0
         for array, start in sorted(self.taken, key=lambda taken: taken[1]):
@@ -122,7 +126,7 @@ class _Learner:
 
     def _take(self, array: Array) -> int:
         """Have an array read anew each time; give its place among the arrays."""
-        if id(array) not in self.spans:
+        if id(array) not in self.spans or array.dtype.kind == "U":  # that text is Unicode is checked by value [3.4]
             raise _Unlearnable
         self.taken.append(self.spans[id(array)])
         return len(self.taken) - 1
