@@ -42,11 +42,11 @@ def gym_factory(env_id: str, kwargs: Mapping[str, Any] | None = None) -> MakeEnv
         FactoryError: if there is no such id.
     """
     _cwd_on_path()
-    module, colon, _ = env_id.partition(":")
+    module, colon, rest = env_id.partition(":")
     if colon:
-        _import(module, f"--env-id {env_id}")
+        _import(module, f"env id {env_id}")
     try:
-        gymnasium.spec(env_id)
+        gymnasium.spec(rest if colon else env_id)
     except Exception as exc:
         raise FactoryError(f"no Gymnasium environment has the id {env_id!r}: {_line(exc)}") from exc
     return partial(gymnasium.make, env_id, **(kwargs or {}))

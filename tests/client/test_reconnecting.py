@@ -1,0 +1,328 @@
+"""Lost connections [7]: what the client does, and that the same episode goes on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from plugrl_bridges.client import EnvClient, EnvFailed
+from plugrl_bridges.errors import ConnectTimeout, HandshakeError, RemoteProtocolError
+from plugrl_bridges.wire.messages import Action
+from tests.client.scripted import ALL_FEATURES, CountEnv, Fleet, Peer, Running, Server, run
+
+if TYPE_CHECKING:
+    from plugrl_bridges.wire.codec import Value
+
+
+def end_with(code: int, reason: str) -> Value:
+    def end(peer: Peer) -> None:
+        peer.ws.close(code, reason)
+
+    return end
+
+
+def start_over(peer: Peer, rows: list[list[float]]) -> None:
+    """Check the first message of a new connection: an infer with the envs' current observations [7.6]."""
+    peer.metadata(*ALL_FEATURES)
+    infer = peer.infer()
+    assert infer.reuse is None
+    assert infer.env_spec is not None
+    assert infer.observation.states["obs"].tolist() == rows
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        end_with(1001, "plugrl-server-resync"),
+        end_with(1001, "Feedback timeout"),
+        end_with(1011, "Internal server error."),
+        end_with(1000, ""),
+        lambda peer: peer.drop(),
+    ],
+)
+def test_the_same_episode_goes_on(end: Value) -> None:
+    fleet = Fleet()
+
+    def first(peer: Peer) -> None:
+        peer.metadata(*ALL_FEATURES)
+        _, infer = peer.zeros(peer.infer())
+        peer.zeros(infer)
+        end(peer)
+
+    def second(peer: Peer) -> None:
+        start_over(peer, [[2, 0], [2, 0]])
+        peer.stop()
+
+    summary = run(fleet, first, second, num_envs=2)
+    assert (summary.reconnects, summary.steps, summary.reason) == (1, 4, "server stop")
+    assert [env.resets for env in fleet.envs] == [1, 1]
+
+
+def test_held_feedback_is_dropped_and_the_ended_env_reset_once() -> None:
+    fleet = Fleet({"length": 1}, {"length": 9})
+
+    def first(peer: Peer) -> None:
+        peer.metadata(*ALL_FEATURES)
+        infer = peer.infer()
+        peer.act(infer, np.zeros((1, 2, 1), np.float32))
+        peer.ws.close(1001, "plugrl-server-resync")
+
+    def second(peer: Peer) -> None:
+        start_over(peer, [[0, 1], [1, 0]])
+        peer.stop()
+
+    assert run(fleet, first, second, num_envs=2).reconnects == 1
+    assert [env.resets for env in fleet.envs] == [2, 1]
+
+
+def test_a_wrong_action_is_answered_by_a_new_connection() -> None:
+    def first(peer: Peer) -> None:
+        peer.metadata()
+        peer.infer()
+        peer.send(Action(np.array([0, 1]), np.zeros((1, 2, 1))))  # one env asked
+        assert peer.close_code() == 1002
+
+    def second(peer: Peer) -> None:
+        peer.metadata()
+        peer.infer()
+        peer.stop()
+
+    assert run(Fleet(), first, second).reconnects == 1
+
+
+def test_a_text_frame_is_fatal() -> None:
+    codes: list[int] = []
+
+    def script(peer: Peer) -> None:
+        peer.ws.send("hello")
+        codes.append(peer.close_code())
+
+    with pytest.raises(RemoteProtocolError, match=r"\[7\.4\].*text frame.*hello"):
+        run(Fleet(), script)
+    assert codes == [1003]
+
+
+def test_resyncs_at_once_are_no_storm() -> None:
+    times: list[float] = []
+
+    def resync(peer: Peer) -> None:
+        times.append(time.monotonic())
+        peer.metadata()
+        peer.zeros(peer.infer())
+        peer.ws.close(1001, "plugrl-server-resync")
+
+    def last(peer: Peer) -> None:
+        times.append(time.monotonic())
+        peer.stop()
+
+    with Server(*[resync] * 5, last) as server:
+        Running(EnvClient(Fleet(), url=server.url, max_backoff=5.0)).result()
+    gaps = np.diff(times)
+    # 0.2, 0.4, … at most, half of it at least.
+    assert all(gap > 0.1 * 2**at for at, gap in enumerate(gaps))
+
+
+def test_no_server_at_all_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    with Server() as server:
+        url = server.url
+    fleet = Fleet()
+    with pytest.raises(ConnectTimeout) as caught:
+        EnvClient(fleet, url=url, connect_timeout=0.6).run()
+    text = str(caught.value)
+    assert url in text
+    assert "tries" in text
+    assert "refused" in text
+    assert any(url in record.getMessage() for record in caplog.records)
+
+
+def test_a_server_that_comes_later_is_found() -> None:
+    with Server() as server:
+        port = server.port
+    running = Running(EnvClient(Fleet(), url=f"ws://127.0.0.1:{port}", max_backoff=0.05))
+
+    def script(peer: Peer) -> None:
+        peer.metadata()
+        peer.infer()
+        peer.stop()
+
+    with Server(script, port=port):
+        assert running.result().reconnects == 0
+
+
+def test_a_server_that_accepts_and_says_nothing_is_bounded() -> None:
+    def mute(peer: Peer) -> None:
+        peer.close_code()
+
+    with (
+        Server(mute) as server,
+        pytest.raises(ConnectTimeout, match="no message came within"),
+    ):
+        Running(EnvClient(Fleet(), url=server.url, connect_timeout=0.3)).result()
+
+
+def test_a_server_that_always_resyncs_is_bounded() -> None:
+    def resync(peer: Peer) -> None:
+        peer.metadata()
+        peer.infer()
+        peer.ws.close(1001, "plugrl-server-resync")
+
+    with Server(*[resync] * 3) as server:
+        client = EnvClient(Fleet(), url=server.url, connect_timeout=0.3, max_backoff=5.0)
+        with pytest.raises(ConnectTimeout, match="plugrl-server-resync"):
+            Running(client).result()
+        server.connections = 3
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refusal_is_fatal_at_once(status: int) -> None:
+    from websockets.sync.server import serve  # noqa: PLC0415
+
+    def refuse(connection: Value, _request: Value) -> Value:
+        return connection.respond(status, "no\n")
+
+    with serve(lambda _: None, "127.0.0.1", 0, process_request=refuse) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+        with pytest.raises(HandshakeError) as caught:
+            Running(EnvClient(Fleet(), url=url)).result()
+        assert caught.value.status == status
+        server.shutdown()
+        thread.join()
+
+
+def test_the_api_key_is_sent() -> None:
+    def script(peer: Peer) -> None:
+        peer.stop()
+
+    with Server(script) as server:
+        Running(EnvClient(Fleet(), url=server.url, api_key="s3")).result()
+        assert server.requests[0].headers["Authorization"] == "Api-Key s3"
+
+
+def test_stop_ends_it_with_1000() -> None:
+    waiting = threading.Event()
+    codes: list[int] = []
+
+    def script(peer: Peer) -> None:
+        peer.metadata()
+        peer.infer()
+        waiting.set()
+        codes.append(peer.close_code())
+
+    with Server(script) as server:
+        running = Running(EnvClient(Fleet(), url=server.url))
+        assert waiting.wait(10)
+        running.client.stop()
+        assert running.result().reason == "stopped"
+    assert codes == [1000]
+
+
+def test_stop_while_there_is_no_server() -> None:
+    with Server() as server:
+        url = server.url
+    running = Running(EnvClient(Fleet(), url=url, connect_timeout=None))
+    running.client.stop()
+    assert running.result().reason == "stopped"
+
+
+class Crashing(CountEnv):
+    def step(self, action: Value) -> Value:
+        if self.t == 1:
+            raise RuntimeError("the arm fell off\nand more")
+        return super().step(action)
+
+
+def test_an_env_that_fails_ends_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    codes: list[int] = []
+
+    def script(peer: Peer) -> None:
+        peer.metadata()
+        _, infer = peer.zeros(peer.infer())
+        peer.act(infer, np.zeros((1, 2, 1), np.float32))
+        codes.append(peer.close_code())
+
+    with pytest.raises(EnvFailed, match=r"^env 0 \(Crashing\) failed in step\(\): RuntimeError: the arm fell off$"):
+        run(Crashing, script, num_envs=2)
+    assert codes == [1011]
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert errors[0].exc_info is not None
+    assert isinstance(errors[0].exc_info[1], EnvFailed)
+    assert isinstance(errors[0].exc_info[1].__cause__, RuntimeError)
+
+
+def test_an_observation_that_does_not_fit_is_the_envs_fault() -> None:
+    class Wrong(CountEnv):
+        def _observe(self) -> Value:
+            return np.zeros(3 if self.t else 2, np.float32)
+
+    def script(peer: Peer) -> None:
+        peer.metadata()
+        peer.act(peer.infer(), np.zeros((1, 1, 1), np.float32))
+        assert peer.close_code() == 1011
+
+    with pytest.raises(EnvFailed, match=r"SpaceError.*'obs'"):
+        run(Wrong, script)
+
+
+def test_every_env_is_closed() -> None:
+    closed: list[int] = []
+
+    class Closing(CountEnv):
+        def close(self) -> None:
+            closed.append(1)
+            raise RuntimeError("cannot")
+
+    def script(peer: Peer) -> None:
+        peer.stop()
+
+    run(Closing, script, num_envs=3)
+    assert closed == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"url": "http://x"}, "url"),
+        ({"url": "ws://"}, "url"),
+        ({"num_envs": 0}, "num_envs"),
+        ({"num_envs": True}, "num_envs"),
+        ({"num_envs": "3"}, "num_envs"),
+        ({"seed": -1}, "seed"),
+        ({"rank": -1}, "rank"),
+        ({"first_env": -1}, "first_env"),
+        ({"group_num_envs": 0}, "group_num_envs"),
+        ({"connect_timeout": 0}, "connect_timeout"),
+        ({"connect_timeout": float("nan")}, "connect_timeout"),
+        ({"ping_interval": -1}, "ping_interval"),
+        ({"ping_timeout": "60"}, "ping_timeout"),
+        ({"max_backoff": None}, "max_backoff"),
+    ],
+)
+def test_bad_options_name_the_argument(options: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        EnvClient(Fleet(), **options)
+
+
+def test_progress_is_reported() -> None:
+    reports: list[Any] = []
+
+    def script(peer: Peer) -> None:
+        peer.metadata()
+        infer = peer.infer()
+        until = time.monotonic() + 1.3
+        while time.monotonic() < until:
+            _, infer = peer.zeros(infer)
+        peer.stop()
+
+    run(Fleet({"length": 5}), script, progress=reports.append)
+    assert reports[0].state == "connecting"
+    assert reports[-1].state == "stepping"
+    assert reports[-1].steps_per_s > 0
+    assert reports[-1].mean_return == pytest.approx(16.25)
