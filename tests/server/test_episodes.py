@@ -21,9 +21,17 @@ def result(rewards: list[float], *, terminated: tuple[int, ...] = (), truncated:
     ends[0, list(terminated)] = True
     ends[1, [*truncated, *(cut_short or {})]] = True
     return StepResult(
-        [], np.array(rewards, float), ends[0], ends[1], [], [{} for _ in rewards], {}, lengths or {}, tuple(cut_short or ()),
-        cut_short or {},
-    )  # fmt: skip
+        observations=[],
+        rewards=np.array(rewards, float),
+        terminated=ends[0],
+        truncated=ends[1],
+        finals=[],
+        infos=[{} for _ in rewards],
+        reset_infos={},
+        lengths=lengths or {},
+        lost=tuple(cut_short or ()),
+        cut_short=cut_short or {},
+    )
 
 
 def rows_of(path: Path) -> list[tuple[Any, ...]]:

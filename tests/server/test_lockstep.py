@@ -395,15 +395,24 @@ def test_a_silent_client_is_a_timeout_that_tells_everything_and_hears_feedback_t
         env.send(actions(env))
 
 
-def test_with_raise_a_timeout_is_raised_at_once_and_a_late_reply_never_answers(make_bridge: MakeBridge) -> None:
+def test_with_raise_a_timeout_is_raised_at_once_and_a_late_reply_never_answers(
+    make_bridge: MakeBridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     env = make_bridge(num_envs=1, timeout=0.3, on_client_loss="raise")
     puppet = Puppet(env.url).infer()
     env.reset()
     task = stepping(env)
     puppet.action()
+    end = env._hub.end
+
+    def reply_then_end(*args: Any) -> None:
+        puppet.feed_back(99.0).infer()  # it is on its way when the server gives up
+        end(*args)
+
+    monkeypatch.setattr(env._hub, "end", reply_then_end)
     with pytest.raises(StepTimeout, match=r"took longer than 0\.3 s: 0 of 1 envs answered; missing: slots 0 at"):
         task.result()
-    puppet.feed_back(99.0)  # before it reads the close
+    assert puppet.close_seen() == (1001, "Feedback timeout")
     for call in (lambda: env.send(actions(env)), env.wait, env.reset, env.connect):
         with pytest.raises(EnvPoisoned, match="make a new one"):
             call()
