@@ -16,6 +16,7 @@ from plugrl_bridges.wire.messages import Action, Feedback, Infer, Message, Metad
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from ssl import SSLContext
     from types import TracebackType
 
     from typing_extensions import Self
@@ -87,7 +88,7 @@ class Peer:
 class Server:
     """Serve the k-th connection with the k-th script; one more than there are scripts is a failure."""
 
-    def __init__(self, *scripts: Callable[[Peer], None], port: int = 0) -> None:
+    def __init__(self, *scripts: Callable[[Peer], None], port: int = 0, ssl: SSLContext | None = None) -> None:
         self._scripts = list(scripts)
         self._errors: list[BaseException] = []
         self._lock = threading.Lock()
@@ -95,10 +96,10 @@ class Server:
         self.connections = 0
         self.requests: list[Any] = []
         self._server = serve(
-            self._handle, "127.0.0.1", port, max_size=None, compression=None, close_timeout=5, **_NO_PINGS
+            self._handle, "127.0.0.1", port, max_size=None, compression=None, close_timeout=5, ssl=ssl, **_NO_PINGS
         )
         self.port = self._server.socket.getsockname()[1]
-        self.url = f"ws://127.0.0.1:{self.port}"
+        self.url = f"{'ws' if ssl is None else 'wss'}://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     def _handle(self, ws: ServerConnection) -> None:

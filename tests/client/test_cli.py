@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import numpy as np
 import psutil
 import pytest
+import trustme
 from click.testing import CliRunner
 
 from plugrl_bridges.client.cli import _ProgressLine, _split, main
@@ -40,6 +43,10 @@ class Seeded(Crashing):
     def reset(self, *, seed=None, options=None): return np.full(1, seed or -1, np.float32), {}
     def step(self, action): return np.zeros(1, np.float32), 1.0, True, False, {}
 def make(kind="Crashing"): return globals()[kind]()
+def make_async():
+    modes = getattr(gymnasium.vector, "AutoresetMode", None)
+    options = {"autoreset_mode": modes.SAME_STEP} if modes else {}
+    return gymnasium.vector.AsyncVectorEnv([Seeded] * 2, **options)
 """
 
 
@@ -181,6 +188,30 @@ def test_processes_share_the_envs_with_ranks_and_seeds(home: Path) -> None:
     assert code == 0, err
     assert seen == {0: (2, 5, [10, 11]), 1: (2, 5, [12, 13]), 2: (1, 5, [14])}
     assert out.startswith("5 episodes, 5 env steps")
+
+
+@pytest.mark.skipif(gymnasium.__version__.startswith("1.0."), reason="no usable autoreset mode")
+def test_a_process_may_have_processes(home: Path) -> None:
+    with Server(serve_steps(2), serve_steps(2)) as server:
+        arguments = ("--env-factory", "cli_envs:make_async", "--num-envs", "4", "--num-procs", "2")
+        code, out, err = finish(start(home, *arguments, "--url", server.url))
+    assert code == 0, err
+    assert out.startswith("8 episodes, 8 env steps")
+
+
+def test_wss_with_a_ca_file(home: Path) -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(str(home / "ca.pem"))
+    with Server(serve_steps(1), ssl=context) as server:
+        known = ("--env-id", "Pendulum-v1", "--url", f"{server.url}/a/path", "--ca-file", "ca.pem")
+        assert finish(start(home, *known))[0] == 0
+        assert server.requests[0].path == "/a/path"
+        # An unknown certificate does not get better by trying again.
+        code, _, err = finish(start(home, "--env-id", "Pendulum-v1", "--url", server.url))
+    assert code == 1
+    assert "certificate verify failed" in last_line(err)
 
 
 def test_a_failing_process_fails_the_command_but_not_the_others(home: Path) -> None:

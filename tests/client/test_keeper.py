@@ -58,13 +58,13 @@ def test_stop_closes_with_1000_while_an_env_steps() -> None:
         _, infer = peer.zeros(peer.infer())
         peer.act(infer, np.zeros((1, 1, 1), np.float32))
         assert env.stepping.wait(10)
-        running.client.stop()
+        client.stop()
         assert peer.close_code() == 1000
         env.go_on.set()
 
     with Server(script) as server:
-        running = Running(EnvClient(lambda: env, url=server.url))
-        assert running.result().reason == "stopped"
+        client = EnvClient(lambda: env, url=server.url)
+        assert Running(client).result().reason == "stopped"
 
 
 def test_server_stop_while_an_env_steps_is_the_end() -> None:

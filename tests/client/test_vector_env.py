@@ -18,6 +18,9 @@ from tests.client.scripted import ALL_FEATURES, CountEnv, Fleet, Peer, run
 if TYPE_CHECKING:
     from plugrl_bridges.wire.codec import Value
 
+# Gymnasium 1.0 knows the mode NEXT_STEP only, and no masked reset: refused with a FactoryError.
+pytestmark = pytest.mark.skipif(gymnasium.__version__.startswith("1.0."), reason="no usable autoreset mode")
+
 HAS_MODES = hasattr(gymnasium.vector, "AutoresetMode")
 MODES = ["SAME_STEP", "DISABLED", "NEXT_STEP"] if HAS_MODES else ["0.29"]
 each_mode = pytest.mark.parametrize("mode", MODES)

@@ -148,7 +148,8 @@ def run_processes(
     try:
         for options in clients:
             ours, theirs = context.Pipe()
-            process = context.Process(target=_child, args=(options, theirs, progress is not None), daemon=True)
+            # No daemon: those may have no children, and an AsyncVectorEnv or a simulator has some.
+            process = context.Process(target=_child, args=(options, theirs, progress is not None))
             process.start()
             theirs.close()
             crew.append(_Member(options, process, ours))

@@ -70,6 +70,7 @@ class VectorBatch(EnvBatch):
                 f"the vector env {self.name} starts the next episode in the step after the end (autoreset mode "
                 f"{mode.name}), which a client cannot use: make it with autoreset_mode=AutoresetMode.SAME_STEP (or "
                 'DISABLED, with options["reset_mask"]), and say so in its metadata["autoreset_mode"]'
+                + ("" if _HAS_MODES else f"; Gymnasium {gymnasium.__version__} has no such modes, 1.1 has")
             )
         # Gymnasium's own signatures differ between releases, and know no list of seeds.
         self._env: Any = env
