@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import gymnasium as gym
 import msgpack
 import numpy as np
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 __all__ = ["ForeignClient", "pack", "unpack"]
 
@@ -39,7 +41,7 @@ def pack(value: Any) -> bytes:
     return packed
 
 
-def unpack(data: bytes) -> Any:
+def unpack(data: str | bytes) -> Any:
     """Decode as openpi's clients do."""
     return msgpack.unpackb(data, object_hook=_unpack_array)
 
@@ -120,7 +122,7 @@ class ForeignClient:
     def _serve(self, websocket: Any) -> None:
         n = len(self.envs)
         indices = np.arange(n)
-        seeds = self.seeds or [None] * n
+        seeds: Sequence[int | None] = self.seeds or [None] * n
         observations = [env.reset(seed=seed)[0] for env, seed in zip(self.envs, seeds, strict=True)]
         totals = np.zeros(n)
         while self.max_steps is None or self.steps < self.max_steps:
@@ -166,7 +168,7 @@ class ForeignClient:
             )
             totals += rewards
             observations = list(last)
-            for i in np.flatnonzero(terminated | truncated):
+            for i in np.flatnonzero(terminated | truncated).tolist():
                 self.returns.append(float(totals[i]))
                 totals[i] = 0
                 observations[i] = self.envs[i].reset()[0]

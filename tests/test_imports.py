@@ -31,8 +31,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # The checkers judge our own transport too, so they stand on another one: the websockets library's.
     "conformance": frozenset({"wire", "errors"}),
     "ledger": frozenset({"spaces", "wire", "errors"}),
+    "plot": frozenset(),
     **dict.fromkeys(ADAPTERS, BELOW_SERVER | {"server"}),
-    **dict.fromkeys(FRONTS, BELOW_SERVER | ADAPTERS | {"server", "client", "conformance", "ledger"}),
+    **dict.fromkeys(FRONTS, BELOW_SERVER | ADAPTERS | {"server", "client", "conformance", "ledger", "plot"}),
     ROOT: frozenset({"errors"}),
 }
 
@@ -56,7 +57,7 @@ IMPURE = frozenset(
     }
 )
 TRAINERS = frozenset({"cleanrl", "matplotlib", "pandas", "rlinf", "stable_baselines3", "torch"})
-MAY_IMPORT_TRAINERS = frozenset({"sb3", "cleanrl", "rlinf"}) | FRONTS
+MAY_IMPORT_TRAINERS = frozenset({"sb3", "cleanrl", "rlinf", "plot"}) | FRONTS
 
 
 class Import(NamedTuple):

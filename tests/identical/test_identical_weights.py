@@ -1,4 +1,4 @@
-"""The claim that everything leans on: the trainer cannot tell. Final weights equal an in-process run's, byte for byte."""
+"""The claim that all leans on: the trainer cannot tell. Final weights equal an in-process run's, byte for byte."""
 
 from __future__ import annotations
 
