@@ -486,6 +486,7 @@ def add_malformed_messages(out: Vectors) -> None:
     bad("infer_reuse_list", "reuse as a list", "10.1", infer | {"reuse": [False, False]})
     bad("infer_reuse_short", "reuse of another length", "10.1", infer | {"reuse": np.array([False])})
     bad("infer_reuse_rows", "a row is marked, yet sent", "10.1", infer | {"reuse": np.array([False, True])})
+    bad("infer_reset_info", "a reset_info that cannot be split", "env-spec", infer | {"reset_info": {"task": "pick"}})
     bad("infer_env_spec_list", "env_spec is no map", "env-spec", infer | {"env_spec": []})
 
     bad("action_without_data", "action without data", "5.3", without(action, "data"))

@@ -253,6 +253,15 @@ def test_optional_maps_are_maps(key: str) -> None:
     assert getattr(message, key) is None
 
 
+def test_reset_info_is_batched_as_an_info_is() -> None:
+    refused(plain_infer(reset_info={"task": "pick"}), "env-spec", "infer: reset_info with keys")
+    message = parse(plain_infer(reset_info={"task": "pick", "k": np.arange(2)}))
+    assert isinstance(message, Infer)
+    assert parse(plain_infer(reset_info={})) is not None
+    many = {str(i): None for i in range(40_000)} | {"k": np.arange(1000)}
+    refused(plain_infer(1000, reset_info=many), "env-spec", "entries for 1000 envs")
+
+
 @pytest.mark.parametrize("dtype", ["<f4", "<f8", "<f2", ">f4", "<i8", "|u1", "|b1"])
 @pytest.mark.parametrize("shape", [(1, 2), (4, 2, 1), (1, 2, 2, 3), (1, 2, 0)])
 def test_actions_keep_their_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:

@@ -38,12 +38,14 @@ class EpisodeRecord:
         self.success = success
 
 
-def check_splittable(info: Mapping[Any, Value], m: int) -> None:
+def check_splittable(info: Mapping[Any, Value], m: int, *, what: str = "feedback: info", clause: str = "5.4") -> None:
     """Refuse an info that cannot be split per env.
 
     Args:
         info: The map, at least one key.
-        m: Number of envs in the feedback.
+        m: Number of envs in the message.
+        what: Name of the map, for the text of an error.
+        clause: Clause that the map is under.
 
     Raises:
         RemoteProtocolError: if m > 1 and no array of length m stands at the top level or one map down [5.4], or if it
@@ -53,14 +55,14 @@ def check_splittable(info: Mapping[Any, Value], m: int) -> None:
         return
     if not _is_splittable(info, m):
         raise RemoteProtocolError(
-            f"feedback: info with keys {sorted(str(key)[:40] for key in info)[:8]} holds no array of length {m}, so it "
+            f"{what} with keys {sorted(str(key)[:40] for key in info)[:8]} holds no array of length {m}, so it "
             "cannot be split per env",
-            clause="5.4",
+            clause=clause,
         )
     entries = _count_keys(info) * m
     if entries > _MAX_ENTRIES:
         raise RemoteProtocolError(
-            f"feedback: info comes to {entries} entries for {m} envs, at most {_MAX_ENTRIES} are allowed", clause="5.4"
+            f"{what} comes to {entries} entries for {m} envs, at most {_MAX_ENTRIES} are allowed", clause=clause
         )
 
 

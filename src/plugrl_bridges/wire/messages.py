@@ -259,6 +259,9 @@ def _parse_infer(value: dict[Any, Value]) -> Infer:
                 f"infer: reuse must be a bool array of length {n}, got {describe(reuse)}", clause="10.1"
             )
         sent = n - int(np.count_nonzero(reuse))
+    reset_info = _optional_map(value, "reset_info", "infer", "env-spec")
+    if reset_info:
+        check_splittable(reset_info, n, what="infer: reset_info", clause="env-spec")
     return Infer(
         observation=parse_observation(
             _need(value, "data", "infer", "5.2"), sent, "infer", "5.2" if reuse is None else "10.1"
@@ -267,7 +270,7 @@ def _parse_infer(value: dict[Any, Value]) -> Infer:
         step_ids=_step_ids(value, n, "infer", "5.2"),
         reuse=reuse,
         env_spec=_optional_map(value, "env_spec", "infer", "env-spec"),
-        reset_info=_optional_map(value, "reset_info", "infer", "env-spec"),
+        reset_info=reset_info,
     )
 
 
