@@ -63,6 +63,7 @@ class Exchange:
         self.last: list[Array] = []
         self._options = options
         self._pool: ArrayPool | None = None
+        self._blank: StepResult | None = None  # for the next exchange
         self._pending = 0
         self._started = 0.0
         self.hub = Hub(options, metadata, self)
@@ -182,10 +183,18 @@ class Exchange:
 
     def begin(self) -> StepResult:
         """Open a result; hand every seat that is to act its chunk with `answer`."""
+        self.step, self._blank = self._blank or self._make_blank(), None
+        for seat in self.roster.sitting:
+            seat.fed_back = False
+        self._pending = 0
+        self._started = time.monotonic()
+        return self.step
+
+    def _make_blank(self) -> StepResult:
         n = self.num_envs
         if self._pool is None:
             self._pool = ArrayPool(self.observation_layout.leaves, n)
-        self.step = StepResult(
+        return StepResult(
             observations=self._pool.take(),
             rewards=np.zeros(n),
             terminated=np.zeros(n, np.bool_),
@@ -197,11 +206,6 @@ class Exchange:
             lost=(),
             cut_short={},
         )
-        for seat in self.roster.sitting:
-            seat.fed_back = False
-        self._pending = 0
-        self._started = time.monotonic()
-        return self.step
 
     def prolong(self) -> None:
         """Give the open exchange its whole time once more, for seats that were taken since `begin`."""
@@ -232,6 +236,8 @@ class Exchange:
             EnvPoisoned: if the hub was closed meanwhile.
         """
         deadline = self._started + timeout_s
+        if self._blank is None:  # made while the envs step, which costs nobody anything
+            self._blank = self._make_blank()
         self.hub.poll_if_due()
         while self._pending and len(self.roster.sitting) == 1 and not self.hub.closing:
             if not self.hub.poll_peer(self.roster.sitting[0].peer, min(_FAST_LANE_S, timeout_s)):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ArrayPool"]
 
 _LARGE_BYTES = 1 << 16
-_KEEP = 4  # the trainer's current and last observation, the one being filled, and one to spare
+_KEEP = 5  # the trainer's current and last observation, the one being filled, the next one, and one to spare
 _COUNTED = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
