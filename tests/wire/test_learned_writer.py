@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from plugrl_bridges.errors import EncodeError
+from plugrl_bridges.wire import learned_writer
 from plugrl_bridges.wire.learned_writer import LearnedWriter
 from plugrl_bridges.wire.messages import (
     Action,
@@ -66,6 +67,24 @@ def test_the_bytes_are_those_of_the_general_road(messages: list[Message]) -> Non
     writer = LearnedWriter()
     for message in messages:
         assert b"".join(writer(message)) == b"".join(to_bytes(message))
+
+
+def test_layouts_that_take_turns_are_learned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = LearnedWriter()
+    messages = [_infer(3, marked=marked) for marked in (0, 1, 2, 3)]
+    for message in messages:
+        writer(message)
+    monkeypatch.setattr(learned_writer, "to_bytes", None)
+    for message in messages:
+        assert b"".join(writer(message)) == b"".join(to_bytes(message))
+
+
+def test_ever_new_layouts_are_not_kept() -> None:
+    writer = LearnedWriter()
+    for m in range(1, 50):
+        message = _feedback(m)
+        assert b"".join(writer(message)) == b"".join(to_bytes(message))
+    assert sum(map(len, writer._layouts.values())) <= 8
 
 
 def test_an_image_and_a_state_of_the_same_name_are_told_apart() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LearnedWriter"]
 
+_REMEMBER = 8  # layouts per kind of message: with n envs, the infers that leave out 0, 1, … rows
 _Names: TypeAlias = tuple[tuple[str, ...], ...]
 
 
@@ -53,7 +54,7 @@ class LearnedWriter:
     """Encode the messages of one connection; call it in place of ``messages.to_bytes``, whose bytes are the same."""
 
     def __init__(self) -> None:
-        self._layouts: dict[type[Message], _Layout] = {}
+        self._layouts: dict[type[Message], list[_Layout]] = {}
 
     def __call__(self, message: Message) -> list[Buffer]:
         """Give the buffers of one message."""
@@ -61,13 +62,15 @@ class LearnedWriter:
         if taken is None:
             return to_bytes(message)
         names, arrays = taken
-        layout = self._layouts.get(type(message))
-        if layout is not None and layout.fits(names, arrays):
-            return layout.write(arrays)
+        layouts = self._layouts.setdefault(type(message), [])
+        for layout in layouts:
+            if layout.fits(names, arrays):
+                return layout.write(arrays)
         buffers = to_bytes(message)
-        learned = _learn(names, arrays, b"".join(buffers))
-        if learned is not None:
-            self._layouts[type(message)] = learned
+        if len(layouts) < _REMEMBER:  # a connection with ever new layouts is not worth learning from
+            learned = _learn(names, arrays, b"".join(buffers))
+            if learned is not None:
+                layouts.append(learned)
         return buffers
 
 
