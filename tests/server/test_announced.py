@@ -73,7 +73,7 @@ def test_a_key_of_the_wrong_type_is_named(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "space", [3, {}, {"type": "Box"}, {"type": "Secret"}, {"type": "Discrete", "n": -1, "start": 0}]
 )
-def test_a_space_that_is_none_is_refused(space: Any) -> None:  # noqa: ANN401
+def test_a_space_that_is_none_is_refused(space: Any) -> None:
     for key in ("observation_space", "action_space"):
         with pytest.raises(RemoteProtocolError, match="env_spec"):
             Announced.from_wire({key: space})
@@ -96,7 +96,7 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("own", "used"), SAME)
-def test_other_bounds_and_dtypes_are_said_and_admitted(own: Any, used: Any) -> None:  # noqa: ANN401
+def test_other_bounds_and_dtypes_are_said_and_admitted(own: Any, used: Any) -> None:
     texts: list[str] = []
     Announced(action_space=own).check_against(used, used, texts.append)
     assert len(texts) == 1
@@ -105,7 +105,7 @@ def test_other_bounds_and_dtypes_are_said_and_admitted(own: Any, used: Any) -> N
 
 @pytest.mark.parametrize(("own", "used"), DIFFERENT)
 @pytest.mark.parametrize("which", ["observation", "action"])
-def test_another_build_is_refused(own: Any, used: Any, which: str) -> None:  # noqa: ANN401
+def test_another_build_is_refused(own: Any, used: Any, which: str) -> None:
     announced = Announced(**{f"{which}_space": own})
     with pytest.raises(SpaceError, match=f"its {which} space"):
         announced.check_against(used, used, lambda _: None)

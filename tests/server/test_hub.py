@@ -169,7 +169,7 @@ def _foreign_dialect() -> dict[str, Any]:
     return {"__ndarray__": True, "data": b"\0" * 8, "dtype": "<i8", "shape": [1]}
 
 
-def _changed(message: dict[str, Any], *path: str, to: Any = None) -> dict[str, Any]:  # noqa: ANN401
+def _changed(message: dict[str, Any], *path: str, to: Any = None) -> dict[str, Any]:
     """Set what stands at a path, or take it away."""
     inner = message
     for key in path[:-1]:
@@ -186,7 +186,7 @@ STATES = {"obs": np.zeros((2, 3), np.float32)}
 BAD_INFERS: dict[str, Callable[[dict[str, Any]], object]] = {
     "no map": lambda _: [1, 2],
     "no message_type": lambda m: _changed(m, "message_type"),
-    "message_type as bin": lambda m: {**_changed(m, "message_type"), b"message_type": "infer"},
+    "message_type as bin": lambda m: {**dict[Any, Any](_changed(m, "message_type")), b"message_type": "infer"},
     "unknown message_type": lambda m: {**m, "message_type": "hello"},
     "metadata from a client": lambda _: {"message_type": "metadata", "data": {}},
     "action from a client": lambda _: {"message_type": "action", "data": {"action": np.zeros((1, 1, 1))}},

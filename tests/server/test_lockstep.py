@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     MakeBridge = Callable[..., Lockstep]
 
 
-def actions(env: Lockstep, value: float = 0.5) -> Any:  # noqa: ANN401
+def actions(env: Lockstep, value: float = 0.5) -> Any:
     return np.full((env.num_envs, 1), value, np.float32)
 
 
@@ -182,7 +182,7 @@ def test_results_are_the_callers_and_never_written_again(make_bridge: MakeBridge
 
 
 @pytest.mark.parametrize("wrong", [np.zeros((2, 1)), np.zeros(1), np.array([[np.nan]]), np.array([["a"]])], ids=str)
-def test_a_wrong_action_is_refused_and_nothing_is_sent(make_bridge: MakeBridge, wrong: Any) -> None:  # noqa: ANN401
+def test_a_wrong_action_is_refused_and_nothing_is_sent(make_bridge: MakeBridge, wrong: Any) -> None:
     env = make_bridge(num_envs=1)
     puppet = Puppet(env.url).infer()
     env.reset()
@@ -214,7 +214,7 @@ def test_two_sends_in_a_row_are_refused_and_the_first_goes_on(make_bridge: MakeB
     assert task.result().rewards.tolist() == [1]
 
 
-def test_a_chunk_travels_time_first_and_its_length_is_the_clients(make_bridge: MakeBridge, tmp_path: Any) -> None:  # noqa: ANN401
+def test_a_chunk_travels_time_first_and_its_length_is_the_clients(make_bridge: MakeBridge, tmp_path: Any) -> None:
     env = make_bridge(num_envs=2, action_horizon=3, episode_log=tmp_path / "episodes.csv")
     puppet = Puppet(env.url, (1, 2)).infer()
     env.reset()
@@ -329,7 +329,7 @@ def test_a_reset_in_mid_episode_is_a_real_one_where_the_client_knows_it(make_bri
 def test_a_reset_that_a_client_cannot_do_is_said_once_and_its_episode_goes_on(
     make_bridge: MakeBridge,
     caplog: pytest.LogCaptureFixture,
-    tmp_path: Any,  # noqa: ANN401
+    tmp_path: Any,
 ) -> None:
     env = make_bridge(num_envs=1, episode_log=tmp_path / "episodes.csv")
     puppet = Puppet(env.url).infer()
@@ -481,7 +481,7 @@ def test_a_send_that_fails_half_way_poisons(
 def test_an_episode_log_that_cannot_be_written_is_raised_and_poisons(
     make_bridge: MakeBridge,
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Any,  # noqa: ANN401
+    tmp_path: Any,
 ) -> None:
     env = make_bridge(num_envs=1, episode_log=tmp_path / "episodes.csv")
     puppet = Puppet(env.url).infer()

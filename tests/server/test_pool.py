@@ -24,7 +24,7 @@ def pool_of(space: gym.spaces.Space[Any], rows: int = 2) -> ArrayPool:
     return ArrayPool(ObservationLayout(space).leaves, rows)
 
 
-def address(array: Any) -> int:  # noqa: ANN401
+def address(array: Any) -> int:
     return int(array.__array_interface__["data"][0])
 
 
@@ -41,7 +41,7 @@ HOLDS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS)
-def test_a_held_array_is_not_given_out_again(hold: Any) -> None:  # noqa: ANN401
+def test_a_held_array_is_not_given_out_again(hold: Any) -> None:
     pool = pool_of(LARGE)
     [array] = pool.take()
     where = address(array)

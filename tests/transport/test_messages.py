@@ -112,7 +112,7 @@ def test_our_server_and_the_librarys_client_echo_all_sizes(sizes: tuple[int, ...
 def test_fragments_and_text_of_the_librarys_ends_come_whole() -> None:
     listener = Listener("127.0.0.1", 0)
 
-    def ask() -> Any:  # noqa: ANN401
+    def ask() -> Any:
         with websockets.sync.client.connect(f"ws://127.0.0.1:{listener.port}") as client:
             client.send([b"one ", b"two ", b"three"])
             client.send("text ✓")
@@ -365,7 +365,7 @@ class CountingSocket:
         self.calls += 1
         return self._sock.sendmsg(buffers)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
 

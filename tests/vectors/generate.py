@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 Entry = dict[str, Any]
 
 
-def plain(value: Any) -> Any:  # noqa: ANN401
+def plain(value: Any) -> Any:
     """Give decoded content as JSON can hold it; README.md explains the ``$`` keys."""
     if isinstance(value, np.ndarray):
         if value.size > 1000:
@@ -75,13 +75,13 @@ class Vectors:
             {"file": file, "what": what, "type": wire["message_type"], "canonical": True, "content": plain(wire)}
         )
 
-    def value(self, name: str, what: str, value: Any) -> None:  # noqa: ANN401
+    def value(self, name: str, what: str, value: Any) -> None:
         """Add one value as our encoder makes it."""
         file = f"{name}.bin"
         self.files[file] = b"".join(encode(value))
         self.good.append({"file": file, "what": what, "type": "value", "canonical": True, "content": plain(value)})
 
-    def accepted(self, name: str, what: str, data: bytes, value: Any) -> None:  # noqa: ANN401
+    def accepted(self, name: str, what: str, data: bytes, value: Any) -> None:
         """Add bytes that must be read, but that our encoder writes otherwise."""
         file = f"{name}.bin"
         self.files[file] = data
@@ -93,7 +93,7 @@ class Vectors:
         self.files[file] = data
         self.malformed.append({"file": file, "what": what, "clause": clause, "error": error})
 
-    def bad_message(self, name: str, what: str, clause: str, wire: Any) -> None:  # noqa: ANN401
+    def bad_message(self, name: str, what: str, clause: str, wire: Any) -> None:
         """Add a value that is well encoded, but no message."""
         self.bad(name, what, b"".join(encode(wire)), clause=clause, error="RemoteProtocolError")
 
@@ -287,7 +287,7 @@ def add_arrays(out: Vectors) -> None:
         "arrays/not_c_order", "made of a transposed array: the data is in C order all the same", counting("<i4", 2, 3).T
     )
 
-    def raw(dtype: Any, data: bytes, shape: list[int]) -> Entry:  # noqa: ANN401
+    def raw(dtype: Any, data: bytes, shape: list[int]) -> Entry:
         wire = {b"__ndarray__": True, b"data": data, b"dtype": dtype, b"shape": shape}
         return {"wire": wire, "bytes": packb(wire)}
 
@@ -334,7 +334,7 @@ def add_values(out: Vectors) -> None:
     out.accepted("values/wide_map", "an empty map in the widest form", b"\xdf\0\0\0\0", {})
 
 
-def packb(value: Any) -> bytes:  # noqa: ANN401
+def packb(value: Any) -> bytes:
     packed: bytes = msgpack.packb(value)
     return packed
 
@@ -411,7 +411,7 @@ def add_malformed_bytes(out: Vectors) -> None:
 
 
 def add_malformed_messages(out: Vectors) -> None:
-    def changed(wire: Entry, *path: str, to: Any) -> Entry:  # noqa: ANN401
+    def changed(wire: Entry, *path: str, to: Any) -> Entry:
         copy = dict(wire)
         copy[path[0]] = changed(copy[path[0]], *path[1:], to=to) if len(path) > 1 else to
         return copy

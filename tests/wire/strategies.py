@@ -28,7 +28,7 @@ metadata = st.builds(
 )
 
 
-def ids(names: list[int]) -> Any:  # noqa: ANN401
+def ids(names: list[int]) -> Any:
     return np.array(names, dtype=np.int64)
 
 

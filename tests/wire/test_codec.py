@@ -51,7 +51,7 @@ shapes = hnp.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=4)
 
 
 @st.composite
-def arrays(draw: st.DrawFn) -> Any:  # noqa: ANN401
+def arrays(draw: st.DrawFn) -> Any:
     dtype = draw(dtypes)
     elements = st.text(characters, max_size=dtype.itemsize // 4) if dtype.kind == "U" else None
     array = draw(hnp.arrays(dtype, draw(shapes), elements=elements))
@@ -76,11 +76,11 @@ values = st.recursive(
 )
 
 
-def packed(value: Any) -> bytes:  # noqa: ANN401
+def packed(value: Any) -> bytes:
     return b"".join(encode(value))
 
 
-def same(left: Any, right: Any) -> bool:  # noqa: ANN401
+def same(left: Any, right: Any) -> bool:
     if isinstance(left, np.ndarray):
         return (
             isinstance(right, np.ndarray)
@@ -98,7 +98,7 @@ def same(left: Any, right: Any) -> bool:  # noqa: ANN401
 
 @quick
 @given(values)
-def test_values_with_arrays_round_trip(value: Any) -> None:  # noqa: ANN401
+def test_values_with_arrays_round_trip(value: Any) -> None:
     data = packed(value)
     assert same(value, decode(data))
     assert packed(decode(data)) == data
@@ -106,19 +106,19 @@ def test_values_with_arrays_round_trip(value: Any) -> None:  # noqa: ANN401
 
 @quick
 @given(arrays())
-def test_arrays_of_every_dtype_shape_and_layout_round_trip(array: Any) -> None:  # noqa: ANN401
+def test_arrays_of_every_dtype_shape_and_layout_round_trip(array: Any) -> None:
     assert same(array, decode(packed(array)))
 
 
 @quick
 @given(plain_values)
-def test_encoding_without_arrays_is_plain_msgpack(value: Any) -> None:  # noqa: ANN401
+def test_encoding_without_arrays_is_plain_msgpack(value: Any) -> None:
     assert packed(value) == msgpack.packb(value)
 
 
 @quick
 @given(plain_values, st.booleans())
-def test_decoding_without_arrays_agrees_with_msgpack(value: Any, single: bool) -> None:  # noqa: ANN401
+def test_decoding_without_arrays_agrees_with_msgpack(value: Any, single: bool) -> None:
     try:
         data = msgpack.packb(value, use_single_float=single)
     except OverflowError:  # a float that no float 32 holds
@@ -165,12 +165,12 @@ def test_every_prefix_of_a_message_is_refused(data: st.DataObject) -> None:
         decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
 
 
-def array_map(data: bytes, dtype: Any, shape: Any) -> bytes:  # noqa: ANN401
+def array_map(data: bytes, dtype: Any, shape: Any) -> bytes:
     wire: bytes = msgpack.packb({b"__ndarray__": True, b"data": data, b"dtype": dtype, b"shape": shape})
     return wire
 
 
-def swapped(data: bytes, dtype: Any, shape: Any) -> bytes:  # noqa: ANN401
+def swapped(data: bytes, dtype: Any, shape: Any) -> bytes:
     """The same array with its keys in an order that only the general reader takes."""
     wire: bytes = msgpack.packb({b"shape": shape, b"dtype": dtype, b"data": data, b"__ndarray__": True})
     return wire
@@ -205,8 +205,8 @@ def swapped(data: bytes, dtype: Any, shape: Any) -> bytes:  # noqa: ANN401
 def test_arrays_that_lie_are_refused_on_both_roads(
     wire: Callable[[bytes, Any, Any], bytes],
     data: bytes,
-    dtype: Any,  # noqa: ANN401
-    shape: Any,  # noqa: ANN401
+    dtype: Any,
+    shape: Any,
 ) -> None:
     with pytest.raises(DecodeError) as caught:
         decode(wire(data, dtype, shape))
@@ -218,7 +218,7 @@ def test_arrays_that_lie_are_refused_on_both_roads(
     ("dtype", "shape"),
     [("<f4", [2, 1]), ("<f4", [1] * 20 + [2]), ("<u1", [8]), (b"<f8", [1]), ("<U2", []), (">i2", [4])],
 )
-def test_both_roads_read_the_same(wire: Callable[[bytes, Any, Any], bytes], dtype: Any, shape: list[int]) -> None:  # noqa: ANN401
+def test_both_roads_read_the_same(wire: Callable[[bytes, Any, Any], bytes], dtype: Any, shape: list[int]) -> None:
     data = b"\x01\0\0\0\x02\0\0\0"
     found = decode(wire(data, dtype, shape))
     assert found.shape == tuple(shape)
@@ -247,7 +247,7 @@ def test_bool_arrays_are_copies_of_true_and_false() -> None:
 
 
 @pytest.mark.parametrize("value", [True, 2.5, "ab"])
-def test_arrays_without_dimensions_stay_arrays(value: Any) -> None:  # noqa: ANN401
+def test_arrays_without_dimensions_stay_arrays(value: Any) -> None:
     found = decode(packed(np.array(value)))
     assert isinstance(found, np.ndarray)
     assert found.shape == ()
@@ -289,7 +289,7 @@ class Colour(IntEnum):
         ("x" * 5000, "x" * 5000),
     ],
 )
-def test_other_values_travel_as_what_they_are(value: Any, expected: Any) -> None:  # noqa: ANN401
+def test_other_values_travel_as_what_they_are(value: Any, expected: Any) -> None:
     assert same(decode(packed(value)), expected)
 
 
@@ -328,7 +328,7 @@ def test_nan_scalars_round_trip() -> None:
     ],
     ids=lambda value: str(type(value).__name__),
 )
-def test_what_the_wire_cannot_carry_is_an_encode_error(value: Any) -> None:  # noqa: ANN401
+def test_what_the_wire_cannot_carry_is_an_encode_error(value: Any) -> None:
     with pytest.raises(EncodeError) as caught:
         encode({"key": [value]})
     assert len(str(caught.value)) < 300
@@ -341,7 +341,7 @@ def test_long_double_is_an_encode_error() -> None:
             encode(value)
 
 
-def nest(value: Any, levels: int) -> Any:  # noqa: ANN401
+def nest(value: Any, levels: int) -> Any:
     for level in range(levels):
         value = [value] if level % 2 else {"a": value}
     return value
@@ -358,7 +358,7 @@ def test_both_ends_draw_the_same_line_of_depth() -> None:
             decode(msgpack.packb(value, default=_as_map))
 
 
-def _as_map(value: Any) -> Any:  # noqa: ANN401
+def _as_map(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
     return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
@@ -438,7 +438,7 @@ def test_tiny_arrays_count_as_the_nine_items_they_are() -> None:
         (2**63, "<i8"), ("abc", "<U2"), ("1", "<i4"), (1, "<U4"), (None, "<i4"), (b"\1\0\0\0", "<i4"), ([1], "<i4"),
     ],
 )  # fmt: skip
-def test_numpy_scalars_that_do_not_fit_are_refused(data: Any, dtype: str) -> None:  # noqa: ANN401
+def test_numpy_scalars_that_do_not_fit_are_refused(data: Any, dtype: str) -> None:
     with pytest.raises(DecodeError, match=r"fit|holds"):
         decode(msgpack.packb({b"__npgeneric__": True, b"data": data, b"dtype": dtype}))
 

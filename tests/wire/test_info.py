@@ -13,11 +13,11 @@ from plugrl_bridges.wire.codec import decode, encode
 from plugrl_bridges.wire.info import EpisodeRecord, batch_infos, check_splittable, episode_records, split_info
 
 
-def over_the_wire(value: Any) -> Any:  # noqa: ANN401
+def over_the_wire(value: Any) -> Any:
     return decode(b"".join(encode(value)))
 
 
-def same(left: Any, right: Any) -> bool:  # noqa: ANN401
+def same(left: Any, right: Any) -> bool:
     if isinstance(left, dict):
         return (
             isinstance(right, dict) and left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
@@ -138,7 +138,7 @@ class TestRecords:
         ]
 
     @pytest.mark.parametrize("one", [2.0, np.float32(2), np.array(2.0), np.array([2.0]), [2.0]])
-    def test_a_single_env_may_send_single_numbers(self, one: Any) -> None:  # noqa: ANN401
+    def test_a_single_env_may_send_single_numbers(self, one: Any) -> None:
         (found,) = self.records(1, r=one, l=one, s=True, mask=True)
         assert found is not None
         assert (found.ret, found.length, found.success) == (2.0, 2, True)
@@ -163,7 +163,7 @@ class TestRecords:
         ],
         ids=repr,
     )
-    def test_anything_else_is_no_record_and_no_error(self, value: Any) -> None:  # noqa: ANN401
+    def test_anything_else_is_no_record_and_no_error(self, value: Any) -> None:
         good = np.array([1.0, 2.0])
         assert self.records(r=good, l=value) == [None, None]
         assert self.records(r=good, l=good, s=value, mask=np.array([False, False])) == [None, None]
@@ -197,7 +197,7 @@ class TestBatch:
         assert batched["deep"]["k"].tolist() == [1, 2]
 
     @pytest.mark.parametrize("value", ["\ud800", 1j, b"raw", np.datetime64("2020-01-01"), [[1], [1, 2]], 2**70])
-    def test_values_that_cannot_be_encoded_are_refused_here(self, value: Any) -> None:  # noqa: ANN401
+    def test_values_that_cannot_be_encoded_are_refused_here(self, value: Any) -> None:
         assert batch_infos([{"k": value}, {"k": value}]) == ({}, {"k"})
 
     def test_widths_are_joined(self) -> None:

@@ -35,7 +35,7 @@ def sent(message: Message) -> bytes:
     return b"".join(to_bytes(message))
 
 
-def refused(wire: Any, clause: str, named: str | None = None) -> None:  # noqa: ANN401
+def refused(wire: Any, clause: str, named: str | None = None) -> None:
     with pytest.raises(RemoteProtocolError, match=named) as caught:
         parse_bytes(b"".join(encode(wire)))
     assert caught.value.clause == clause
@@ -127,7 +127,7 @@ def test_the_largest_small_env_index_is_accepted() -> None:
     ],
     ids=repr,
 )
-def test_the_three_forms_of_text_are_one_str_per_env(form: Any, expected: list[str]) -> None:  # noqa: ANN401
+def test_the_three_forms_of_text_are_one_str_per_env(form: Any, expected: list[str]) -> None:
     wire = plain_infer()
     wire["data"]["text"] = form
     message = parse_bytes(b"".join(encode(wire)))
@@ -139,14 +139,14 @@ def test_the_three_forms_of_text_are_one_str_per_env(form: Any, expected: list[s
 @pytest.mark.parametrize(
     "form", [[], ["a"], ["a", "b", "c"], ["a", 1], np.array([["a", "b"]]), np.array("a"), b"ab", 1, {}]
 )
-def test_other_forms_of_text_are_refused(form: Any) -> None:  # noqa: ANN401
+def test_other_forms_of_text_are_refused(form: Any) -> None:
     wire = plain_infer()
     wire["data"]["text"] = form
     refused(wire, "3.4", "text must hold 2 str")
 
 
 @pytest.mark.parametrize("form", [np.array(["a", "b"]), ["a", "b"], [], "a", np.array([], "<U1")], ids=repr)
-def test_text_of_marked_rows_is_dropped(form: Any) -> None:  # noqa: ANN401
+def test_text_of_marked_rows_is_dropped(form: Any) -> None:
     wire = plain_infer(reuse=np.array([True, True]))
     wire["data"] = {"images": {}, "states": {}, "text": form}
     message = parse_bytes(b"".join(encode(wire)))
@@ -156,7 +156,7 @@ def test_text_of_marked_rows_is_dropped(form: Any) -> None:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("form", ["x" * 100_000, ["x" * 100_000] + [""] * 9999])
-def test_long_text_for_many_envs_costs_no_memory(form: Any) -> None:  # noqa: ANN401
+def test_long_text_for_many_envs_costs_no_memory(form: Any) -> None:
     """A short message could otherwise cost 4 GB: numpy pads every str to the longest."""
     n = 10_000
     wire = plain_infer(n)
@@ -202,7 +202,7 @@ def test_states_of_any_dtype_and_shape_are_accepted(dtype: str) -> None:
         ("states", np.zeros(2)),
     ],
 )
-def test_entries_of_the_wrong_form_are_refused(key: str, entry: Any) -> None:  # noqa: ANN401
+def test_entries_of_the_wrong_form_are_refused(key: str, entry: Any) -> None:
     wire = plain_infer()
     wire["data"][key] = entry
     refused(wire, "5.2")
@@ -235,7 +235,7 @@ def test_reuse_of_some_leaves_their_rows_out() -> None:
 @pytest.mark.parametrize(
     "reuse", [np.zeros(2, np.uint8), np.zeros(3, np.bool_), np.zeros((2, 1), np.bool_), [True, False], True, 0]
 )
-def test_reuse_is_a_bool_array_of_n(reuse: Any) -> None:  # noqa: ANN401
+def test_reuse_is_a_bool_array_of_n(reuse: Any) -> None:
     refused(plain_infer(reuse=reuse), "10.1", "reuse must be a bool array of length 2")
 
 
@@ -291,7 +291,7 @@ def test_actions_without_env_ids_have_none() -> None:
         np.zeros((2, 1)),
     ],
 )
-def test_actions_of_the_wrong_form_are_refused(action: Any) -> None:  # noqa: ANN401
+def test_actions_of_the_wrong_form_are_refused(action: Any) -> None:
     refused({"message_type": "action", "data": {"env_ids": ids([0, 1]), "action": action}}, "5.3")
 
 
@@ -335,7 +335,7 @@ def test_reset_requests_may_leave_seed_and_options_out() -> None:
         {"env_ids": ids([1]), "options": {}},
     ],
 )
-def test_malformed_reset_requests_are_refused(reset: Any) -> None:  # noqa: ANN401
+def test_malformed_reset_requests_are_refused(reset: Any) -> None:
     wire = Action(ids([0, 1]), np.zeros((1, 2, 1))).to_wire() | {"reset": reset}
     with pytest.raises(RemoteProtocolError) as caught:
         parse_bytes(b"".join(encode(wire)))
@@ -352,7 +352,7 @@ def test_rewards_of_any_float_width_are_accepted(dtype: str) -> None:
 @pytest.mark.parametrize(
     "rewards", [np.zeros(2, np.int64), np.zeros((2, 1)), np.zeros(3), [0.0, 0.0], 0.0, np.float32(1), None]
 )
-def test_rewards_of_another_form_are_refused(rewards: Any) -> None:  # noqa: ANN401
+def test_rewards_of_another_form_are_refused(rewards: Any) -> None:
     refused(plain_feedback(2, rewards=rewards), "5.4", "rewards must be a float array of length 2")
 
 
@@ -360,7 +360,7 @@ def test_rewards_of_another_form_are_refused(rewards: Any) -> None:  # noqa: ANN
 @pytest.mark.parametrize(
     "flags", [np.zeros(2), np.zeros(2, np.uint8), np.zeros(1, np.bool_), [False, False], False, None]
 )
-def test_flags_of_another_form_are_refused(key: str, flags: Any) -> None:  # noqa: ANN401
+def test_flags_of_another_form_are_refused(key: str, flags: Any) -> None:
     refused(plain_feedback(2, **{key: flags}), "5.4", f"{key} must be a bool array of length 2")
 
 
@@ -382,10 +382,10 @@ def test_parse_takes_what_decode_gives() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 1, "infer", b"infer", [], [1], np.zeros(2), np.float32(1)])
-def test_what_is_no_map_is_no_message(value: Any) -> None:  # noqa: ANN401
+def test_what_is_no_map_is_no_message(value: Any) -> None:
     refused(value, "2", "a message is a map")
 
 
 @pytest.mark.parametrize("kind", [None, 1, "", "Infer", b"infer", ["infer"], {"a": 1}, np.zeros(2)])
-def test_message_types_are_the_four(kind: Any) -> None:  # noqa: ANN401
+def test_message_types_are_the_four(kind: Any) -> None:
     refused({"message_type": kind}, "2", "must be one of metadata, infer, action, feedback")

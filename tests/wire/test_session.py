@@ -524,7 +524,7 @@ class Pair(RuleBasedStateMachine):
         return float(self.now)
 
     @staticmethod
-    def deliver(to: ServerSession | ClientSession, buffers: list[Any]) -> Any:  # noqa: ANN401
+    def deliver(to: ServerSession | ClientSession, buffers: list[Any]) -> Any:
         return to.receive(b"".join(buffers))
 
     def observe(self, names: list[int]) -> Observation:

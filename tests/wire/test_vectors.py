@@ -31,7 +31,7 @@ def name_of(entry: dict[str, Any]) -> str:
 each_good = pytest.mark.parametrize("entry", GOOD, ids=name_of)
 
 
-def same(left: Any, right: Any) -> bool:  # noqa: ANN401
+def same(left: Any, right: Any) -> bool:
     """Compare as JSON text, where 1, 1.0 and true differ, and so do 0.0 and -0.0."""
     return json.dumps(left) == json.dumps(right)
 
@@ -81,7 +81,7 @@ def test_text_in_the_other_forms_is_one_str_per_env(form: str) -> None:
     assert message.observation.text.tolist() == (["push", "größer ✓"] if form == "list" else ["push the T"] * 2)
 
 
-def openpi_pack(value: Any) -> Any:  # noqa: ANN401
+def openpi_pack(value: Any) -> Any:
     """Do what openpi's msgpack_numpy does, in the words of clause 3."""
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "VOc":
         raise ValueError(f"unsupported dtype {value.dtype}")
@@ -93,7 +93,7 @@ def openpi_pack(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
-def openpi_unpack(value: dict[Any, Any]) -> Any:  # noqa: ANN401
+def openpi_unpack(value: dict[Any, Any]) -> Any:
     if b"__ndarray__" in value:
         return np.ndarray(value[b"shape"], np.dtype(value[b"dtype"]), value[b"data"] or None)
     if b"__npgeneric__" in value:
