@@ -1,13 +1,7 @@
 """Let the trainer you already use step environments that live in another process, machine or language.
 
-Pick the adapter for your trainer; it is the server that env clients connect to:
-
-- ``plugrl_bridges.sb3``: Stable-Baselines3 ``VecEnv``
-- ``plugrl_bridges.gym``: Gymnasium ``VectorEnv``
-- ``plugrl_bridges.cleanrl``: CleanRL scripts
-- ``plugrl_bridges.rlinf``: RLinf
-
-and start ``plugrl-env-client`` (``plugrl_bridges.client``) where the environments are.
+Give ``plugrl_bridges.sb3.PlugRemoteVecEnv`` to a Stable-Baselines3 algorithm: it is the server that env clients
+connect to. Start ``plugrl-env-client`` (``plugrl_bridges.client``) where the environments are.
 
 Importing this package imports no trainer and no torch; it gives the errors, which every side may have to catch.
 """
@@ -20,6 +14,7 @@ from plugrl_bridges.errors import (
     ConnectTimeout,
     DecodeError,
     EncodeError,
+    EnvFailed,
     EnvPoisoned,
     FactoryError,
     HandshakeError,
@@ -38,6 +33,7 @@ __all__ = [
     "ConnectionClosed",
     "DecodeError",
     "EncodeError",
+    "EnvFailed",
     "EnvPoisoned",
     "FactoryError",
     "HandshakeError",

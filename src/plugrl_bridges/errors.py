@@ -11,11 +11,12 @@ The tree (a fault of ours, or of the code that calls us, stands apart from a fau
     │   ├── HandshakeError           the connection never opened
     │   └── ConnectionClosed         the connection ended; has ``code`` and ``reason``
     ├── SpaceError                   spaces unknown, unsupported, or not what the data is
-    ├── ConnectTimeout (TimeoutError)  not enough env clients came in time
+    ├── ConnectTimeout (TimeoutError)  the other end did not come in time
     ├── StepTimeout (TimeoutError)   a vector step had no result in time
     ├── ClientLost                   an env client went away and none took its place
     ├── RaggedClientError            a client that a lockstep trainer cannot serve
     ├── EnvPoisoned                  used again after a step that failed
+    ├── EnvFailed                    an env raised in an env client; has the cause
     └── FactoryError                 the user's env factory gave something unusable
 
 Bad arguments are plain ``ValueError`` or ``TypeError`` that name the argument. This module knows nothing of
@@ -30,6 +31,7 @@ __all__ = [
     "ConnectionClosed",
     "DecodeError",
     "EncodeError",
+    "EnvFailed",
     "EnvPoisoned",
     "FactoryError",
     "HandshakeError",
@@ -117,7 +119,7 @@ class SpaceError(PlugRLError):
 
 
 class ConnectTimeout(PlugRLError, TimeoutError):
-    """Report that too few env clients connected within ``connect_timeout``."""
+    """Report that too few env clients, or at a client no training server, came within ``connect_timeout``."""
 
 
 class StepTimeout(PlugRLError, TimeoutError):
@@ -134,6 +136,10 @@ class RaggedClientError(PlugRLError):
 
 class EnvPoisoned(PlugRLError):
     """Report a call on an environment whose last step or reset failed; make a new one."""
+
+
+class EnvFailed(PlugRLError):
+    """Report an env that raised in ``step`` or ``reset``, or returned what does not fit its spaces; has the cause."""
 
 
 class FactoryError(PlugRLError):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from plugrl_bridges.client import EnvClient, EnvFailed
-from plugrl_bridges.errors import ConnectTimeout, HandshakeError, RemoteProtocolError
+from plugrl_bridges.client import EnvClient
+from plugrl_bridges.errors import ConnectTimeout, EnvFailed, HandshakeError, RemoteProtocolError
 from plugrl_bridges.wire.messages import Action
 from tests.client.scripted import ALL_FEATURES, CountEnv, Fleet, Peer, Running, Server, run
 

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plugrl_bridges.client.env_client import EnvClient
-    from plugrl_bridges.client.envs import EnvFailed
     from plugrl_bridges.client.factory import env_factory, gym_factory
     from plugrl_bridges.client.record import ClientSummary, Episode, Progress
 
-__all__ = ["ClientSummary", "EnvClient", "EnvFailed", "Episode", "Progress", "env_factory", "gym_factory"]
+__all__ = ["ClientSummary", "EnvClient", "Episode", "Progress", "env_factory", "gym_factory"]
 
 _HOMES = {
     "ClientSummary": "record",
     "EnvClient": "env_client",
-    "EnvFailed": "envs",
     "Episode": "record",
     "Progress": "record",
     "env_factory": "factory",

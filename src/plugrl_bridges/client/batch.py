@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from plugrl_bridges.errors import PlugRLError
+from plugrl_bridges.errors import EnvFailed
 from plugrl_bridges.spaces import ActionLayout, ObservationLayout, space_to_wire
 from plugrl_bridges.wire.info import batch_infos
 
@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 Space: TypeAlias = "spaces.Space[Any]"
 
-__all__ = ["EnvBatch", "EnvFailed"]
-
-
-class EnvFailed(PlugRLError):
-    """Report an env that raised in ``step`` or ``reset``, or returned what does not fit its spaces; has the cause."""
+__all__ = ["EnvBatch"]
 
 
 class EnvBatch(ABC):

@@ -14,19 +14,26 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from plugrl_bridges import __version__
-from plugrl_bridges.client.batch import EnvBatch, EnvFailed
 from plugrl_bridges.client.exchange import TEXT_FRAME_CLAUSE, Exchange
 from plugrl_bridges.client.factory import MakeEnv, build_batch
 from plugrl_bridges.client.keeper import Line, Stopped
 from plugrl_bridges.client.reconnect import Backoff, Ending, meaning_of_close
 from plugrl_bridges.client.record import ClientSummary, EpisodeBook, Progress
-from plugrl_bridges.errors import ConnectionClosed, ConnectTimeout, HandshakeError, RemoteProtocolError, WireError
+from plugrl_bridges.errors import (
+    ConnectionClosed,
+    ConnectTimeout,
+    EnvFailed,
+    HandshakeError,
+    RemoteProtocolError,
+    WireError,
+)
 from plugrl_bridges.transport import WebSocket, connect
 from plugrl_bridges.wire.session import ENV_SPEC, REUSE_FEEDBACK_OBS, SEEDED_RESET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from plugrl_bridges.client.batch import EnvBatch
     from plugrl_bridges.wire.codec import Value
 
 __all__ = ["EnvClient"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from plugrl_bridges.client.batch import EnvBatch, EnvFailed
+from plugrl_bridges.client.batch import EnvBatch
 from plugrl_bridges.errors import FactoryError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.wire.codec import Array, Value
 
-__all__ = ["EnvFailed", "EnvList", "name_of", "traits_of"]
+__all__ = ["EnvList", "name_of", "traits_of"]
 
 logger = logging.getLogger(__name__)
 

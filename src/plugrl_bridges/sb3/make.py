@@ -67,8 +67,7 @@ def make_vec_env(  # noqa: PLR0917 - the order is that of SB3's own make_vec_env
     for name, value in given.items():
         if value:
             raise ValueError(f"{name} cannot be honoured for remote environments: {_AT_THE_CLIENT[name]}")
-    if start_index < 0:
-        raise ValueError(f"start_index must be a whole number of at least 0, got {start_index!r}")
+    _check_start_index(start_index)
     if env is None:
         env = _make(vec_env_cls, n_envs, vec_env_kwargs)
     else:
@@ -86,11 +85,14 @@ def make_vec_env(  # noqa: PLR0917 - the order is that of SB3's own make_vec_env
         raise
 
 
-def _make(
-    vec_env_cls: type[PlugRemoteVecEnv] | None, n_envs: int | None, vec_env_kwargs: Mapping[str, Any] | None
-) -> PlugRemoteVecEnv:
+def _check_start_index(value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"start_index must be a whole number of at least 0, got {value!r}")
+
+
+def _make(vec_env_cls: object, n_envs: int | None, vec_env_kwargs: Mapping[str, Any] | None) -> PlugRemoteVecEnv:
     chosen = PlugRemoteVecEnv if vec_env_cls is None else vec_env_cls
-    if not issubclass(chosen, PlugRemoteVecEnv):
+    if not isinstance(chosen, type) or not issubclass(chosen, PlugRemoteVecEnv):
         raise TypeError(f"vec_env_cls must be PlugRemoteVecEnv or a class of it, got {chosen!r}")
     kwargs = dict(vec_env_kwargs or {})
     if n_envs is not None:

@@ -1,9 +1,9 @@
 """Own the decision how long to look for a message before going to sleep for it. Pure: times come in as arguments.
 
 A thread that sleeps in the kernel is woken in 20 to 60 µs, more on a virtual machine, and waking it costs the sender
-as much: for a step of 200 µs that is the larger part of the boundary's price. So a wait that is expected to be short is
-begun by looking again and again. What is expected is learned from the last waits: where they are long (a slow simulator,
-a policy that computes, more clients than cores) nobody spins.
+as much: for a step of 200 µs that is the larger part of the boundary's price. So a wait that is expected to be short
+is begun by looking again and again. What is expected is learned from the last waits: where they are long (a slow
+simulator, a policy that computes, more clients than cores) nobody spins.
 
 ``websocket`` asks it at every wait, and yields the processor between two looks, so that whoever could run does.
 """
