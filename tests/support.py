@@ -65,7 +65,7 @@ class CountingEnv(gym.Env[Any, Any]):
         self.options: list[Any] = []
         self.closed = False
 
-    def _observation(self) -> Any:  # noqa: ANN401
+    def _observation(self) -> Any:
         return np.array([self.tag, self.episode, self.t], np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -75,7 +75,7 @@ class CountingEnv(gym.Env[Any, Any]):
         self.episode, self.t = self.episode + 1, 0
         return self._observation(), {"began": self.episode}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self.delay_s:
             time.sleep(self.delay_s)  # a slow simulator, not a synchronisation
         self.actions.append(action)
@@ -96,12 +96,12 @@ class DictEnv(gym.ObservationWrapper[Any, Any, Any]):
             {"camera": gym.spaces.Box(0, 255, (36, 36, 3), np.uint8), "state": OBSERVATIONS}
         )
 
-    def observation(self, observation: Any) -> dict[str, Any]:  # noqa: ANN401
+    def observation(self, observation: Any) -> dict[str, Any]:
         camera = np.full((36, 36, 3), 10 * observation[1] + observation[2], np.uint8)
         return {"camera": camera, "state": observation}
 
 
-def observe(tags: Sequence[float], episode: float, t: float) -> Any:  # noqa: ANN401
+def observe(tags: Sequence[float], episode: float, t: float) -> Any:
     """What `CountingEnv` observes, batched."""
     return np.array([[tag, episode, t] for tag in tags], np.float32)
 
@@ -131,7 +131,7 @@ class Puppet:
     def send(self, message: dict[Any, Any]) -> None:
         self.websocket.send(pack(message))
 
-    def observation(self, rows: Any = None) -> dict[str, Any]:  # noqa: ANN401
+    def observation(self, rows: Any = None) -> dict[str, Any]:
         states = observe(self.tags, self.episode, self.t)
         return {"images": {}, "states": {self.state: states if rows is None else states[rows]}, "text": ""}
 
@@ -148,7 +148,7 @@ class Puppet:
         self.send(self.infer_message(**changes))
         return self
 
-    def action(self) -> Any:  # noqa: ANN401
+    def action(self) -> Any:
         message = unpack(self.websocket.recv(PATIENCE_S))
         assert message["message_type"] == "action", message
         self.reset = message.get("reset")
@@ -176,7 +176,7 @@ class Puppet:
         self.send(self.feedback_message(reward, **changes))
         return self
 
-    def step(self, reward: float = 1.0, *, terminated: bool = False, **changes: Any) -> Any:  # noqa: ANN401
+    def step(self, reward: float = 1.0, *, terminated: bool = False, **changes: Any) -> Any:
         """Take an action, step, feed back and ask again; give the action."""
         action = self.action()
         self.t += 1
@@ -186,7 +186,7 @@ class Puppet:
         self.infer()
         return action
 
-    def obey_reset(self) -> Any:  # noqa: ANN401
+    def obey_reset(self) -> Any:
         """Take a reset request of `seeded-reset`, begin new episodes, and give the request."""
         self.action()
         assert self.reset is not None
@@ -256,7 +256,7 @@ class ClientThread:
     def running(self) -> bool:
         return self._thread.is_alive()
 
-    def join(self, timeout_s: float = PATIENCE_S) -> Any:  # noqa: ANN401
+    def join(self, timeout_s: float = PATIENCE_S) -> Any:
         self._thread.join(timeout_s)
         assert not self.running, "the client did not end"
         if self._error is not None:

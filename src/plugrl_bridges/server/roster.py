@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gymnasium import spaces
 
-from plugrl_bridges.errors import PlugRLError, SpaceError
+from plugrl_bridges.errors import PlugRLError, RemoteProtocolError, SpaceError
 from plugrl_bridges.server import report
 from plugrl_bridges.server.announced import Announced
 from plugrl_bridges.server.hub import FEEDBACK_TIMEOUT
@@ -62,6 +63,7 @@ class Roster:
         self._table = SlotTable(options.num_envs)
         self._seats: dict[int, Seat] = {}
         self._warned: set[str] = set()
+        self._refusal: str | None = None
 
     @property
     def num_envs(self) -> int | None:
@@ -86,9 +88,11 @@ class Roster:
     def waiting_text(self, url: str, elapsed_s: float) -> str:
         """Say who is here before the first step."""
         waiting = list(self._seats.values())
-        notes = []
+        notes: list[str] = []
         if sum(len(seat.envs) for seat in waiting) >= (self.num_envs or 1):
             notes = ["these do not add up to the slots, since a connection is seated with all its envs or not at all"]
+        if self._refusal is not None:
+            notes.append(self._refusal)
         return report.waiting_for_clients(url, self.num_envs, waiting, elapsed_s, notes)
 
     def welcome(self, peer: Peer, infer: Infer) -> None:
@@ -99,11 +103,15 @@ class Roster:
             SpaceError: if its spaces are not those in use; while slots are open, ``failure`` has it too.
         """
         announced = Announced.from_wire(infer.env_spec)
-        layout = self._agree(peer, announced, infer)
         n = len(infer.env_indices)
         seat = Seat(peer, tuple(infer.env_indices.tolist()), announced.features)
-        seat.held = layout.allocate(n)
-        layout.read(infer.observation, seat.held, slice(0, n))
+        try:
+            layout = self._agree(peer, announced, infer)
+            seat.held = layout.allocate(n)
+            layout.read(infer.observation, seat.held, slice(0, n))
+        except RemoteProtocolError as exc:
+            self._refusal = f"the client at {peer.address} was sent away: {exc}"
+            raise
         seat.reset_infos = split_info(infer.reset_info or {}, n)
         self._seats[peer.number] = seat
         self._apply(self._table.arrive(Candidate(peer.number, n, announced.rank, announced.group_num_envs)))
@@ -131,7 +139,7 @@ class Roster:
         """Fix the spaces on the first client, and hold later ones to them."""
         try:
             if self.observation_layout is None or self.action_layout is None:
-                layout = ObservationLayout(self._observation_space(announced, infer))
+                layout = self._named(ObservationLayout(self._observation_space(announced, infer)))
                 action_space = self._options.action_space or announced.action_space
                 if action_space is None:
                     raise SpaceError("it announces no action space: pass action_space=")
@@ -140,6 +148,8 @@ class Roster:
                 n = len(infer.env_indices)
                 layout.read(infer.observation, layout.allocate(n), slice(0, n))
                 self.announced, self.observation_layout, self.action_layout = announced, layout, action_layout
+            if announced.observation_space is not None:
+                announced = replace(announced, observation_space=self._surfaced(announced.observation_space))
             announced.check_against(self.observation_layout.space, self.action_layout.space, self.warn_once)
         except SpaceError as exc:
             error = SpaceError(f"the client at {peer.address} does not fit: {exc}")
@@ -155,13 +165,32 @@ class Roster:
         space = announced.observation_space
         if space is None:
             return infer_observation_space(infer.observation, image_key=options.image_key, state_key=options.state_key)
-        keys = [key for key in (options.image_key, options.state_key) if key is not None]
+        return self._surfaced(space)
+
+    @property
+    def _keys(self) -> list[str]:
+        """Entries to surface; none means all."""
+        return [key for key in (self._options.image_key, self._options.state_key) if key is not None]
+
+    def _surfaced(self, space: Space) -> Space:
+        """Give the part of an announced space that the keys ask for."""
+        keys = self._keys
         if not keys or not isinstance(space, spaces.Dict):
             return space
         missing = [key for key in keys if key not in space.spaces]
         if missing:
             raise SpaceError(f"it announces no entry {missing}: it has {list(space.spaces)}")
         return space[keys[0]] if len(keys) == 1 else spaces.Dict({key: space[key] for key in keys})
+
+    def _named(self, layout: ObservationLayout) -> ObservationLayout:
+        """Have the one entry that is surfaced found under its own name, for the space no longer says it."""
+        if len(self._keys) == 1:
+            [key] = self._keys
+            if not (isinstance(layout.space, spaces.Dict) and key in layout.space.spaces):
+                layout.leaves = tuple(
+                    replace(leaf, name=f"{key}/{leaf.name}" if leaf.path else key) for leaf in layout.leaves
+                )
+        return layout
 
     def _apply(self, effects: Sequence[Effect]) -> None:
         """Carry out what the table decided; vacated slots were noted by `leave`."""
