@@ -1,50 +1,5 @@
-"""Remote vector environments of scripted envs, with their clients, closed when a test is over."""
+"""Fixtures for the tests in this folder."""
 
-from __future__ import annotations
+from tests.remote import make_env, quick_keeper, remote
 
-import contextlib
-from typing import TYPE_CHECKING, Any
-
-import pytest
-
-from plugrl_bridges.sb3 import PlugRemoteVecEnv
-from plugrl_bridges.server import lifetime
-from tests.support import ClientThread, CountingEnv
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-
-@pytest.fixture(autouse=True)
-def quick_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifetime, "_KEEPER_PERIOD_S", 0.01)
-
-
-@pytest.fixture
-def make_env() -> Iterator[Callable[..., PlugRemoteVecEnv]]:
-    """Make a `PlugRemoteVecEnv` on a free port, without clients."""
-    with contextlib.ExitStack() as stack:
-
-        def make(**options: Any) -> PlugRemoteVecEnv:
-            env = PlugRemoteVecEnv(**{"port": 0, "timeout": 20.0, "connect_timeout": 20.0, **options})
-            stack.callback(env.close)
-            return env
-
-        yield make
-
-
-@pytest.fixture
-def remote(make_env: Callable[..., PlugRemoteVecEnv]) -> Iterator[Callable[..., PlugRemoteVecEnv]]:
-    """Make a `PlugRemoteVecEnv` with one client; ``make`` makes an env, ``client`` has options for the client."""
-    clients: list[ClientThread] = []
-
-    def start(
-        make: Callable[[], Any] = CountingEnv, *, envs: int = 1, client: dict[str, Any] | None = None, **options: Any
-    ) -> PlugRemoteVecEnv:
-        env = make_env(**options)
-        clients.append(ClientThread(make, num_envs=envs, url=env.url, **(client or {})))
-        return env
-
-    yield start
-    for client in clients:
-        client.stop()
+__all__ = ["make_env", "quick_keeper", "remote"]
