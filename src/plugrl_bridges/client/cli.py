@@ -87,14 +87,14 @@ def main(
     summary: str | None,
     **plain: Any,
 ) -> None:
-    r"""Step environments for a training server (plugrl_bridges.sb3, .gym, .cleanrl, .rlinf, or any other).
+    """Step environments for a training server: the bridge of plugrl_bridges.sb3, or any other.
 
     Ends when the server says that the run is over.
 
     \b
     plugrl-env-client --env-id Pendulum-v1 --num-envs 16 --url ws://127.0.0.1:8000
     plugrl-env-client --env-factory mysim.envs:make --env-kwargs '{"task": "pick"}' --num-envs 8 --num-procs 4
-    """
+    """  # noqa: D301 - the backspace is click's mark of lines that are not to be wrapped
     if (env_id is None) == (env_factory is None):
         raise click.UsageError("give either --env-id or --env-factory")
     if num_procs > 1 and num_envs is None:
