@@ -42,7 +42,7 @@ types: $(READY) ## Check types
 
 .PHONY: bench
 bench: $(READY) ## Measure what the boundary between the processes costs
-	@$(BIN)/python benchmarks/boundary.py $(ARGS)
+	@$(BIN)/python -m benchmarks.boundary $(ARGS)
 
 .PHONY: clean
 clean: ## Remove .venv, caches and build products

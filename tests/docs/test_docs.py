@@ -162,7 +162,7 @@ def test_every_option_of_the_bridge_is_documented() -> None:
     fields = {field.name: repr(field.default) for field in dataclasses.fields(BridgeOptions)}
     assert shown == fields
     taken = set(PlugRemoteVecEnv.__init__.__kwdefaults__ or ())
-    assert fields.keys() - taken == {"max_message_bytes"}, "docs/sb3.md says that it takes all but this"
+    assert fields.keys() == taken
     assert issubclass(PlugRemoteVecEnv, VecEnv)
 
 

@@ -261,7 +261,6 @@ def test_a_client_with_ragged_chunks_is_refused_at_once_with_what_to_do(make_bri
         "envs [0] alone",
         "one env per connection",
         "action_horizon=1",
-        "policy_server",
     ):
         assert part in str(raised.value)
     assert puppet.close_seen() == STOP

@@ -271,7 +271,15 @@ class EnvClient:
             line.shut()
             if self._stop:
                 raise Stopped from None
-            return None if meaning_of_close(exc.code, exc.reason) is Ending.STOP else exc
+            if meaning_of_close(exc.code, exc.reason) is not Ending.STOP:
+                return exc
+            if self._book.steps == 0:
+                logger.warning(
+                    "%s stopped this client before it took a step: the run was over, or its envs do not fit the run; "
+                    "the log of the server tells",
+                    self.url,
+                )
+            return None
         except RemoteProtocolError as exc:
             fatal = exc.clause == TEXT_FRAME_CLAUSE
             line.shut(1003 if fatal else 1002, str(exc))

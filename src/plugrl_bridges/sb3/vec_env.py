@@ -45,8 +45,6 @@ class PlugRemoteVecEnv(VecEnv):
     that ``port`` and ``url`` can be read, and a client be started, before. Wrap it with `make_vec_env` for monitoring,
     give it to any SB3 algorithm, and `close` it at the end: clients then hear that the run is over.
 
-    For Gymnasium trainers take ``plugrl_bridges.gym.PlugRLVectorEnv`` instead.
-
     Args:
         num_envs: Slots; None takes the envs of the first client.
         host: Address to listen on; loopback unless told otherwise.
@@ -66,6 +64,7 @@ class PlugRemoteVecEnv(VecEnv):
         allowed_origins: Web origins whose pages may connect.
         ping_interval: Seconds between pings; None sends none.
         ping_timeout: Seconds a waiting client may leave a ping unanswered; None for ever.
+        max_message_bytes: Larger messages close their connection with 1009.
 
     Raises:
         ValueError: naming the argument that is out of range (`TypeError` for a wrong type).
@@ -92,6 +91,7 @@ class PlugRemoteVecEnv(VecEnv):
         allowed_origins: Sequence[str] = (),
         ping_interval: float | None = 20.0,
         ping_timeout: float | None = 20.0,
+        max_message_bytes: int = 1 << 30,
     ) -> None:
         self._lockstep = Lockstep(
             BridgeOptions(
@@ -99,7 +99,7 @@ class PlugRemoteVecEnv(VecEnv):
                 image_key=image_key, state_key=state_key, action_horizon=action_horizon, timeout=timeout,
                 connect_timeout=connect_timeout, on_client_loss=on_client_loss, episode_log=episode_log,
                 api_key=api_key, ssl=ssl, allowed_origins=allowed_origins, ping_interval=ping_interval,
-                ping_timeout=ping_timeout,
+                ping_timeout=ping_timeout, max_message_bytes=max_message_bytes,
             )
         )  # fmt: skip
         self._finalizer = weakref.finalize(self, self._lockstep.close)

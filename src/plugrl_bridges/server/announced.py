@@ -71,7 +71,7 @@ class Announced:
         """
         if spec is None:
             return Announced()
-        features = spec.get("features", [])
+        features = spec.get("features") or []
         if not isinstance(features, list) or not all(isinstance(name, str) for name in features):
             raise RemoteProtocolError("env_spec: features must be a list of str", clause="env-spec")
         observation, action = spec.get("observation_space"), spec.get("action_space")

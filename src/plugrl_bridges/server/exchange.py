@@ -100,7 +100,7 @@ class Exchange:
             error = RaggedClientError(
                 f"[4.3] {peer.address} asks for a chunk for envs {names} alone, but its connection carries "
                 f"{all_names}: a lockstep trainer would wait for ever. Use one env per connection, or action_horizon=1 "
-                "and a client that steps all its envs together; policy_server serves such clients"
+                "and a client that steps all its envs together"
             )
             self.roster.failure = error
             raise error
