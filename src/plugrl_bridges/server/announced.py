@@ -88,12 +88,12 @@ class Announced:
             client=" ".join(filter(None, (name, version))) or Announced.client,
         )
 
-    def check_against(self, observation_space: Space, action_space: Space, warn: Callable[[str], None]) -> None:
+    def check_against(self, observation_space: Space, action_space: Space | None, warn: Callable[[str], None]) -> None:
         """Refuse a client whose spaces cannot be those in use; say what differs without harm.
 
         Args:
             observation_space: In use.
-            action_space: In use.
+            action_space: In use; None takes any.
             warn: Takes the text of a difference in bounds or dtype.
 
         Raises:
@@ -104,7 +104,7 @@ class Announced:
             ("action", self.action_space, action_space),
         )
         for name, own, used in pairs:
-            if own is None or own == used:
+            if own is None or used is None or own == used:
                 continue
             if not _same_build(own, used):
                 raise SpaceError(f"its {name} space is {own}, in use is {used}")

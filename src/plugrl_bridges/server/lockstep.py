@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from plugrl_bridges import __version__
 from plugrl_bridges.errors import ClientLost, EnvPoisoned
 from plugrl_bridges.server import report
 from plugrl_bridges.server.episodes import EpisodeCounter
 from plugrl_bridges.server.exchange import Exchange
-from plugrl_bridges.spaces import ActionLayout
-from plugrl_bridges.wire.messages import PROTOCOL_VERSION, Metadata, ResetRequest
+from plugrl_bridges.server.greeting import greeting
+from plugrl_bridges.wire.messages import ResetRequest
 from plugrl_bridges.wire.session import ENV_SPEC, REUSE_FEEDBACK_OBS, SEEDED_RESET
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from plugrl_bridges.server.options import BridgeOptions
     from plugrl_bridges.server.result import StepResult
     from plugrl_bridges.server.seats import Seat
-    from plugrl_bridges.spaces import ObservationLayout
+    from plugrl_bridges.spaces import ActionLayout, ObservationLayout
     from plugrl_bridges.wire.codec import Array
 
 __all__ = ["FEATURES", "Lockstep"]
@@ -59,7 +58,7 @@ class Lockstep:
         self._episodes: EpisodeCounter | None = None
         self._ever_reset = False
         self._closed = False
-        self._exchange = Exchange(options, _metadata(options))
+        self._exchange = Exchange(options, greeting(options, FEATURES))
         self._hub = self._exchange.hub
         self._roster = self._exchange.roster
 
@@ -289,19 +288,6 @@ class Lockstep:
             self._roster.warn_once(f"{who}, so the options of reset() cannot reach its envs: set them there")
         if seat.held is None:
             self._roster.warn_once(f"{who}: reset() lets its running episodes go on")
-
-
-def _metadata(options: BridgeOptions) -> Metadata:
-    data: dict[str, Any] = {
-        "protocol_version": PROTOCOL_VERSION,
-        "server": "plugrl-bridges",
-        "server_version": __version__,
-        "action_horizon": options.action_horizon,
-        "features": list(FEATURES),
-    }
-    if options.action_space is not None:
-        data["action_dim"] = ActionLayout(options.action_space).width
-    return Metadata(data)
 
 
 def _one_per_slot(name: str, given: Sequence[T | None] | None, num_envs: int) -> list[T | None]:

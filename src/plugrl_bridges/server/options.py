@@ -17,7 +17,7 @@ from gymnasium import spaces
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BridgeOptions", "OnClientLoss"]
+__all__ = ["BridgeOptions", "OnClientLoss", "whole"]
 
 Space: TypeAlias = "spaces.Space[Any]"
 
@@ -78,10 +78,10 @@ class BridgeOptions:
     def __post_init__(self) -> None:
         """Check every value once; nothing re-checks later."""
         if self.num_envs is not None:
-            _whole("num_envs", self.num_envs, 1, None)
-        _whole("port", self.port, 0, _MAX_PORT)
-        _whole("action_horizon", self.action_horizon, 1, None)
-        _whole("max_message_bytes", self.max_message_bytes, 1024, None)
+            whole("num_envs", self.num_envs, 1, None)
+        whole("port", self.port, 0, _MAX_PORT)
+        whole("action_horizon", self.action_horizon, 1, None)
+        whole("max_message_bytes", self.max_message_bytes, 1024, None)
         _seconds("timeout", self.timeout)
         for name in ("connect_timeout", "ping_interval", "ping_timeout"):
             if getattr(self, name) is not None:
@@ -123,7 +123,18 @@ def _wrong_type(name: str, expected: str, value: object) -> TypeError:
     return TypeError(f"{name} must be {expected}, got {type(value).__name__} {value!r}")
 
 
-def _whole(name: str, value: object, least: int, most: int | None) -> None:
+def whole(name: str, value: object, least: int, most: int | None) -> None:
+    """Check an argument that is a whole number.
+
+    Args:
+        name: Of the argument.
+        value: What was passed.
+        least: Smallest that is allowed.
+        most: Largest that is allowed; None is no bound.
+
+    Raises:
+        ValueError: naming the argument, for anything else.
+    """
     bounds = f"at least {least}" if most is None else f"from {least} to {most}"
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ValueError(f"{name} must be a whole number {bounds}, got {type(value).__name__} {value!r}")

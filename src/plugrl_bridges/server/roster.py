@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-from gymnasium import spaces
+from typing import TYPE_CHECKING
 
 from plugrl_bridges.errors import PlugRLError, RemoteProtocolError, SpaceError
 from plugrl_bridges.server import report
@@ -19,7 +17,8 @@ from plugrl_bridges.server.announced import Announced
 from plugrl_bridges.server.hub import FEEDBACK_TIMEOUT
 from plugrl_bridges.server.seats import Loss, Seat
 from plugrl_bridges.server.slots import Candidate, Effect, Parked, Seated, SlotTable
-from plugrl_bridges.spaces import ActionLayout, ObservationLayout, infer_observation_space
+from plugrl_bridges.server.surfaced import surfaced_layout, surfaced_space
+from plugrl_bridges.spaces import ActionLayout
 from plugrl_bridges.wire.info import split_info
 
 if TYPE_CHECKING:
@@ -27,13 +26,12 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.server.options import BridgeOptions
     from plugrl_bridges.server.peer import Peer
+    from plugrl_bridges.spaces import ObservationLayout
     from plugrl_bridges.wire.messages import Infer
 
 __all__ = ["Roster"]
 
 logger = logging.getLogger(__name__)
-
-Space: TypeAlias = "spaces.Space[Any]"
 
 
 class Roster:
@@ -139,7 +137,7 @@ class Roster:
         """Fix the spaces on the first client, and hold later ones to them."""
         try:
             if self.observation_layout is None or self.action_layout is None:
-                layout = self._named(ObservationLayout(self._observation_space(announced, infer)))
+                layout = surfaced_layout(self._options, announced.observation_space, infer.observation)
                 action_space = self._options.action_space or announced.action_space
                 if action_space is None:
                     raise SpaceError("it announces no action space: pass action_space=")
@@ -149,7 +147,9 @@ class Roster:
                 layout.read(infer.observation, layout.allocate(n), slice(0, n))
                 self.announced, self.observation_layout, self.action_layout = announced, layout, action_layout
             if announced.observation_space is not None:
-                announced = replace(announced, observation_space=self._surfaced(announced.observation_space))
+                announced = replace(
+                    announced, observation_space=surfaced_space(self._options, announced.observation_space)
+                )
             announced.check_against(self.observation_layout.space, self.action_layout.space, self.warn_once)
         except SpaceError as exc:
             error = SpaceError(f"the client at {peer.address} does not fit: {exc}")
@@ -157,40 +157,6 @@ class Roster:
                 self.failure = error
             raise error from exc
         return self.observation_layout
-
-    def _observation_space(self, announced: Announced, infer: Infer) -> Space:
-        options = self._options
-        if options.observation_space is not None:
-            return options.observation_space
-        space = announced.observation_space
-        if space is None:
-            return infer_observation_space(infer.observation, image_key=options.image_key, state_key=options.state_key)
-        return self._surfaced(space)
-
-    @property
-    def _keys(self) -> list[str]:
-        """Entries to surface; none means all."""
-        return [key for key in (self._options.image_key, self._options.state_key) if key is not None]
-
-    def _surfaced(self, space: Space) -> Space:
-        """Give the part of an announced space that the keys ask for."""
-        keys = self._keys
-        if not keys or not isinstance(space, spaces.Dict):
-            return space
-        missing = [key for key in keys if key not in space.spaces]
-        if missing:
-            raise SpaceError(f"it announces no entry {missing}: it has {list(space.spaces)}")
-        return space[keys[0]] if len(keys) == 1 else spaces.Dict({key: space[key] for key in keys})
-
-    def _named(self, layout: ObservationLayout) -> ObservationLayout:
-        """Have the one entry that is surfaced found under its own name, for the space no longer says it."""
-        if len(self._keys) == 1:
-            [key] = self._keys
-            if not (isinstance(layout.space, spaces.Dict) and key in layout.space.spaces):
-                layout.leaves = tuple(
-                    replace(leaf, name=f"{key}/{leaf.name}" if leaf.path else key) for leaf in layout.leaves
-                )
-        return layout
 
     def _apply(self, effects: Sequence[Effect]) -> None:
         """Carry out what the table decided; vacated slots were noted by `leave`."""

@@ -1,0 +1,401 @@
+"""Own the server that answers every infer by itself, from a policy, instead of gathering vector steps for a trainer.
+
+It is for evaluation, for deployment, and for clients that a lockstep cannot serve: the other consumer of ``server.hub``
+beside ``exchange``. Nothing is gathered here: an infer for any of a connection's
+envs is one call of the policy, so what the policy returns does not depend on who else is connected. Knows no trainer:
+a policy is a function, or has a ``predict`` like that of Stable-Baselines3. ``plugrl-bridges serve-policy`` is the
+command around it.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from plugrl_bridges.errors import ConnectTimeout, EnvPoisoned, SpaceError
+from plugrl_bridges.server import report
+from plugrl_bridges.server.announced import Announced
+from plugrl_bridges.server.greeting import greeting
+from plugrl_bridges.server.held import HeldObservations
+from plugrl_bridges.server.hub import FEEDBACK_TIMEOUT, GOING_AWAY, Hub
+from plugrl_bridges.server.options import BridgeOptions, whole
+from plugrl_bridges.server.policy import as_function, to_wire
+from plugrl_bridges.server.surfaced import surfaced_layout, surfaced_space
+from plugrl_bridges.server.tally import ServedClient, ServedEpisode, Tally
+from plugrl_bridges.spaces import ActionLayout
+from plugrl_bridges.wire.messages import Action
+from plugrl_bridges.wire.session import ENV_SPEC, REUSE_FEEDBACK_OBS
+from plugrl_bridges.wire.session import State as Due
+
+if TYPE_CHECKING:
+    import os
+    import ssl as ssl_module
+    from collections.abc import Callable, Sequence
+
+    from gymnasium import spaces
+
+    from plugrl_bridges.server.peer import Peer
+    from plugrl_bridges.server.policy import Policy, Predicts
+    from plugrl_bridges.spaces import ObservationLayout
+    from plugrl_bridges.wire.arrays import Array
+    from plugrl_bridges.wire.messages import Feedback, Infer
+
+__all__ = ["FEATURES", "Ending", "PolicyServer", "PolicySummary"]
+
+logger = logging.getLogger(__name__)
+
+Space: TypeAlias = "spaces.Space[Any]"
+
+FEATURES = (REUSE_FEEDBACK_OBS, ENV_SPEC)
+"""Optional features that it offers [10]; it never resets anybody."""
+
+_SLICE_S = 0.1
+_FAST_LANE_S = 0.05  # how long one connection alone is listened to before newcomers get a look
+_FIRST_REPORT_S = 5.0
+_PROGRESS_S = 0.5
+
+
+class Ending(enum.Enum):
+    """Why a run ended."""
+
+    EPISODES = "episodes"
+    STEPS = "steps"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class PolicySummary:
+    """Say what came of a run.
+
+    Attributes:
+        episodes: Finished episodes in the order of their ends; with a number of episodes asked for, each env's share.
+        steps: Env steps of everybody.
+        clients: What each connection did, in the order of arrival.
+        ending: Why it ended; None while it has not.
+    """
+
+    episodes: tuple[ServedEpisode, ...]
+    steps: int
+    clients: tuple[ServedClient, ...]
+    ending: Ending | None
+
+    @property
+    def returns(self) -> list[float]:
+        """Returns of the episodes."""
+        return [episode.ret for episode in self.episodes]
+
+
+@dataclass
+class _Served:
+    """Remember one connection."""
+
+    peer: Peer
+    layout: ObservationLayout
+    actions: ActionLayout | None
+    held: HeldObservations
+    answered_at: float = 0.0
+
+
+class PolicyServer:
+    """Serve a policy to env clients, each at its own pace.
+
+    Listens at once; call `run`, which ends when enough is done, and tells every client that the run is over.
+
+    Args:
+        policy: A function of a batch of observations, nested as the observation space is: an array ``[n, ...]``, or
+            dicts and tuples of such arrays. It returns actions ``[n, *action_shape]``, or ``[n, H, *action_shape]``,
+            which a horizon above 1 demands. Or an object whose ``predict(observation, deterministic=True)`` gives the
+            like first in a tuple, such as a model of Stable-Baselines3.
+        episodes: End when so many are finished, spread evenly over the envs; None: no matter how many.
+        steps: End after so many env steps; None: no matter how many.
+        num_envs: Answer nobody before so many envs are there; None answers whoever comes.
+        accepts: Tells whether the policy takes a client's observation space; others are refused [7.1].
+        on_progress: Called with a `PolicySummary` twice a second, by the thread that is in `run`.
+        host: Address to listen on; loopback unless told otherwise.
+        port: Port to listen on; 0 takes a free one, which ``port`` tells.
+        observation_space: One env's space; None takes what each client announces, else infers it.
+        action_space: One env's space; None takes what each client announces, else whatever the policy returns.
+        image_key: Give the policy only this image entry of the observations.
+        state_key: Give the policy only this state entry of the observations.
+        action_horizon: Actions per env in one exchange.
+        timeout: Seconds that a client may take from an action to its feedback.
+        connect_timeout: Seconds without any client after which to give up; None: never.
+        episode_log: CSV file to write one row per finished episode to.
+        api_key: Clients must send it; None admits all.
+        ssl: Server-side context for ``wss``.
+        allowed_origins: Web origins whose pages may connect.
+        ping_interval: Seconds between pings; None sends none.
+        ping_timeout: Seconds a waiting client may leave a ping unanswered; None for ever.
+        max_message_bytes: Larger messages close their connection with 1009.
+
+    Raises:
+        ValueError: naming the argument that is out of range (`TypeError` for a wrong type).
+        OSError: if the port cannot be had; the text names it and the option.
+    """
+
+    def __init__(  # noqa: PLR0913 - the options of every server, keyword-only
+        self,
+        policy: Policy | Predicts,
+        *,
+        episodes: int | None = None,
+        steps: int | None = None,
+        num_envs: int | None = None,
+        accepts: Callable[[Space], bool] | None = None,
+        on_progress: Callable[[PolicySummary], None] | None = None,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        observation_space: Space | None = None,
+        action_space: Space | None = None,
+        image_key: str | None = None,
+        state_key: str | None = None,
+        action_horizon: int = 1,
+        timeout: float = 60.0,
+        connect_timeout: float | None = 300.0,
+        episode_log: str | os.PathLike[str] | None = None,
+        api_key: str | None = None,
+        ssl: ssl_module.SSLContext | None = None,
+        allowed_origins: Sequence[str] = (),
+        ping_interval: float | None = 20.0,
+        ping_timeout: float | None = 20.0,
+        max_message_bytes: int = 1 << 30,
+    ) -> None:
+        for name, limit in (("episodes", episodes), ("steps", steps)):
+            if limit is not None:
+                whole(name, limit, 1, None)
+        self._policy = as_function(policy)
+        self._episodes, self._steps = episodes, steps
+        self._accepts, self._on_progress = accepts, on_progress
+        self._options = BridgeOptions(
+            num_envs=num_envs, host=host, port=port, observation_space=observation_space, action_space=action_space,
+            image_key=image_key, state_key=state_key, action_horizon=action_horizon, timeout=timeout,
+            connect_timeout=connect_timeout, episode_log=episode_log, api_key=api_key, ssl=ssl,
+            allowed_origins=allowed_origins, ping_interval=ping_interval, ping_timeout=ping_timeout,
+            max_message_bytes=max_message_bytes,
+        )  # fmt: skip
+        self._served: dict[int, _Served] = {}
+        self._asking: deque[tuple[_Served, list[Array]]] = deque()
+        self._warned: set[str] = set()
+        self._stop = threading.Event()
+        self._ending: Ending | None = None
+        self._opened = num_envs is None
+        self._tally = Tally(action_horizon)
+        self._hub = Hub(self._options, greeting(self._options, FEATURES), self)
+        if episode_log is not None:  # only now: a port that is taken must not cost an old log
+            with self._hub.lock:
+                self._tally.write_to(episode_log)
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return self._hub.port
+
+    @property
+    def url(self) -> str:
+        """The URL for ``plugrl-env-client --url``."""
+        return self._hub.url
+
+    @property
+    def summary(self) -> PolicySummary:
+        """What came of it so far."""
+        with self._hub.lock:
+            tally = self._tally
+            shares = self._episodes if self._ending is Ending.EPISODES else None
+            clients = tuple(replace(client, returns=list(client.returns)) for client in tally.clients.values())
+            return PolicySummary(tuple(tally.counted(shares)), tally.steps, clients, self._ending)
+
+    def run(self) -> PolicySummary:
+        """Serve until enough is done or `stop` is called, then `close`.
+
+        Returns:
+            What came of it.
+
+        Raises:
+            ConnectTimeout: if nobody is connected for ``connect_timeout`` s, or fewer than ``num_envs`` envs come.
+            ValueError: if what the policy returns are no actions for the envs that asked.
+            EnvPoisoned: if it was closed before.
+        """
+        if self._hub.closing:
+            raise EnvPoisoned("this policy server is closed: make a new one")
+        try:
+            self._serve()
+        finally:
+            self.close()
+        return self.summary
+
+    def stop(self) -> None:
+        """Have `run` end soon; only sets a flag, so that a signal handler may call it."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """Tell every client that the run is over, and free the port; idempotent, bounded as a whole."""
+        self._stop.set()
+        if not self._hub.forked:
+            with self._hub.lock:
+                self._finish(Ending.STOPPED)
+        self._hub.close()
+        self._tally.close()
+
+    # What the hub tells -----------------------------------------------------------------------------------------
+
+    def on_infer(self, peer: Peer, infer: Infer) -> None:
+        """Take an infer; `run` answers it, in its own thread."""
+        served = self._served.get(peer.number)
+        if served is None:
+            served, announced = self._welcome(peer, infer)
+            batch = served.held.batch(infer)
+            self._served[peer.number] = served
+            self._tally.arrive(peer.number, peer.address, announced.client)
+        else:
+            batch = served.held.batch(infer)
+        self._tally.ask(peer.number, infer)
+        self._asking.append((served, batch))
+
+    def on_feedback(self, peer: Peer, feedback: Feedback, dropped: tuple[int, ...]) -> None:  # noqa: ARG002 - gone already
+        """Take a feedback: hold its observations, count the rest."""
+        self._served[peer.number].held.keep(feedback.env_indices, feedback.observation)
+        if self._ending is not None:
+            return
+        self._tally.feed_back(peer.number, feedback)
+        if self._episodes is not None and self._tally.complete(self._episodes):
+            self._finish(Ending.EPISODES)
+        elif self._steps is not None and self._tally.steps >= self._steps:
+            self._finish(Ending.STEPS)
+
+    def on_lost(self, peer: Peer, why: str) -> None:
+        """Take the end of a connection; the others go on."""
+        if self._served.pop(peer.number, None) is None:
+            return
+        logger.warning("lost the client at %s: %s", peer.address, why)
+        if self._ending is None:
+            self._tally.leave(peer.number)
+
+    def _welcome(self, peer: Peer, infer: Infer) -> tuple[_Served, Announced]:
+        """Agree with a newcomer on its spaces.
+
+        Raises:
+            RemoteProtocolError: for an ``env_spec`` that is not as it should be.
+            SpaceError: if its spaces will not do.
+        """
+        options = self._options
+        announced = Announced.from_wire(infer.env_spec)
+        try:
+            layout = surfaced_layout(options, announced.observation_space, infer.observation)
+            if announced.observation_space is not None:
+                surfaced = surfaced_space(options, announced.observation_space)
+                announced = replace(announced, observation_space=surfaced)
+            announced.check_against(layout.space, options.action_space, self._warn_once)
+            if self._accepts is not None and not self._accepts(layout.space):
+                raise SpaceError(f"the policy does not take its observation space {layout.space}")
+            action_space = announced.action_space if options.action_space is None else options.action_space
+            actions = None if action_space is None else ActionLayout(action_space)
+        except SpaceError as exc:
+            raise SpaceError(f"the client at {peer.address} does not fit: {exc}") from exc
+        return _Served(peer, layout, actions, HeldObservations(layout)), announced
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning("%s", text)
+
+    def _finish(self, ending: Ending) -> None:
+        """Count nothing any more; hold the lock."""
+        if self._ending is None:
+            self._ending = ending
+
+    def _going_on(self) -> bool:
+        return self._ending is None and not self._stop.is_set()
+
+    # What `run` does --------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        waiting = _Waiting(self._options.connect_timeout)
+        progress_at = 0.0
+        while self._going_on():
+            with self._hub.lock:
+                self._look(0.0 if self._asking and self._opened else _SLICE_S)
+                self._end_silent(time.monotonic())
+                self._opened = self._opened or self._tally.envs_here >= (self._options.num_envs or 0)
+                waiting.check(self.url, self._options.num_envs, self._tally.envs_here, opened=self._opened)
+            while self._opened and self._asking and self._going_on():
+                served, batch = self._asking.popleft()
+                if not served.peer.lost:
+                    self._answer(served, batch)
+            if self._on_progress is not None and time.monotonic() >= progress_at:
+                progress_at = time.monotonic() + _PROGRESS_S
+                self._on_progress(self.summary)
+
+    def _look(self, wait_s: float) -> None:
+        """Take in what comes; from one connection alone by the shortest road, with a look at newcomers now and then."""
+        if len(self._served) == 1 and wait_s:
+            [served] = self._served.values()
+            self._hub.poll_if_due()
+            if served.peer.lost or self._hub.poll_peer(served.peer, min(_FAST_LANE_S, wait_s)):
+                return
+            wait_s = 0.0
+        self._hub.poll(wait_s)
+
+    def _answer(self, served: _Served, batch: list[Array]) -> None:
+        """Compute the answer without the lock, so that the keeper can look after the others meanwhile; send it."""
+        peer = served.peer
+        actions = self._policy(served.layout.nest(batch))
+        with self._hub.lock:
+            asked = peer.session.asked
+            if peer.lost or asked is None or self._hub.closing:
+                return
+            try:
+                wire = to_wire(actions, served.actions, len(asked.env_indices), self._options.action_horizon)
+            except ValueError as exc:
+                raise ValueError(f"the policy gave no actions for {peer.address}: {exc}") from exc
+            served.answered_at = time.monotonic()
+            self._hub.send(peer, peer.session.answer(Action(asked.env_indices, wire)))
+
+    def _end_silent(self, now: float) -> None:
+        """End the connections that owe a feedback for too long [7.3]."""
+        limit = self._options.timeout
+        for served in list(self._served.values()):
+            if served.peer.session.state is Due.FEEDBACK and now - served.answered_at > limit:
+                self._hub.end(served.peer, GOING_AWAY, FEEDBACK_TIMEOUT, f"no feedback for {limit:.1f} s")
+
+
+class _Waiting:
+    """Bound and report the time without clients.
+
+    Args:
+        limit_s: Seconds after which to give up, or None.
+    """
+
+    def __init__(self, limit_s: float | None) -> None:
+        self._limit_s = limit_s
+        self._since = time.monotonic()
+        self._report_s = _FIRST_REPORT_S
+
+    def check(self, url: str, num_envs: int | None, here: int, *, opened: bool) -> None:
+        """Look at the clock.
+
+        Args:
+            url: Where to connect to.
+            num_envs: Envs that are waited for in the beginning, or None.
+            here: Envs that are there.
+            opened: Whether the beginning is over.
+
+        Raises:
+            ConnectTimeout: saying how many are there, and how to start a client.
+        """
+        now = time.monotonic()
+        if opened and here:
+            self._since, self._report_s = now, _FIRST_REPORT_S
+            return
+        elapsed = now - self._since
+        if elapsed < self._report_s and (self._limit_s is None or elapsed < self._limit_s):
+            return
+        text = f"waiting for env clients at {url} for {elapsed:.0f} s: {here} of {num_envs or '?'} envs are here"
+        text += f". Start a client with: {report.client_command(url, num_envs)}"
+        if self._limit_s is not None and elapsed >= self._limit_s:
+            raise ConnectTimeout(f"gave up {text}")
+        self._report_s *= 2
+        logger.warning("%s", text)
