@@ -14,6 +14,7 @@ import pytest
 from plugrl_bridges.errors import ConnectTimeout, EnvPoisoned
 from plugrl_bridges.server import policy_server
 from plugrl_bridges.server.policy_server import Ending, PolicyServer
+from tests.foreign_client import unpack
 from tests.support import ACTIONS, OBSERVATIONS, PATIENCE_S, RESYNC, STOP, ClientThread, CountingEnv, DictEnv, Puppet
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def test_names_outlive_their_message(serve: Callable[..., Running], connect: Cal
     for _ in range(4):
         assert puppet.websocket.ping(b"\xff" * 125).wait(PATIENCE_S)
     pinged.set()
-    assert puppet.action().shape == (1, 3, 1)
+    assert unpack(puppet.websocket.recv(PATIENCE_S))["data"]["env_ids"].tolist() == [2, 0, 1]
 
 
 @pytest.mark.parametrize("horizon", [1, 4])
