@@ -54,6 +54,7 @@ Space: TypeAlias = "spaces.Space[Any]"
 FEATURES = (REUSE_FEEDBACK_OBS, ENV_SPEC)
 """Optional features that it offers [10]; it never resets anybody."""
 
+_NORMAL_CLOSURE = 1000
 _SLICE_S = 0.1
 _FAST_LANE_S = 0.05  # how long one connection alone is listened to before newcomers get a look
 _FIRST_REPORT_S = 5.0
@@ -270,7 +271,8 @@ class PolicyServer:
         """Take the end of a connection; the others go on."""
         if self._served.pop(peer.number, None) is None:
             return
-        logger.warning("lost the client at %s: %s", peer.address, why)
+        finished = peer.websocket.close_code == _NORMAL_CLOSURE  # [7.5]
+        logger.log(logging.INFO if finished else logging.WARNING, "the client at %s is gone: %s", peer.address, why)
         if self._ending is None:
             self._tally.leave(peer.number)
 

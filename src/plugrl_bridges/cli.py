@@ -1,0 +1,240 @@
+"""Own the ``plugrl-bridges`` command: ``serve-policy`` lets a trained policy act in remote environments.
+
+Nothing heavy is imported before the arguments are understood, so that ``--help`` answers at once. Exit codes: 0 when
+enough was done, 1 after an error (with one line that says which), 2 for a wrong command line, 130 and 143 after SIGINT
+and SIGTERM. In each case the clients hear that the run is over.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from plugrl_bridges.server.policy_server import PolicyServer, PolicySummary
+    from plugrl_bridges.server.tally import ServedEpisode
+
+__all__ = ["main"]
+
+_NAME = "plugrl-bridges"
+_SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
+
+
+@click.group(name=_NAME, context_settings=_SETTINGS)
+def main() -> None:
+    """Use trained policies on environments that live elsewhere."""
+
+
+@main.command(name="serve-policy", context_settings=_SETTINGS)
+@click.argument("model", type=click.Path(exists=True, dir_okay=False))
+@click.option("--algo", help="Algorithm of Stable-Baselines3 that saved it.  [default: told by the file]")
+@click.option("--episodes", type=click.IntRange(1), help="End when so many are finished, spread evenly over the envs.")
+@click.option("--steps", type=click.IntRange(1), help="End after so many env steps.")
+@click.option("--num-envs", type=click.IntRange(1), help="Begin only when so many envs are there.")
+@click.option("--deterministic/--stochastic", default=True, help="Take the likeliest action, or a random one.")
+@click.option("--seed", type=click.IntRange(0), help="Seeds the random actions; the envs are seeded at their client.")
+@click.option("--horizon", type=click.IntRange(1), default=1, help="Actions in one exchange, as in training.")
+@click.option("--device", default="auto", help="Where torch computes.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, help="Port to listen on; 0 takes a free one.")
+@click.option("--image-key", help="Give the policy only this image entry of the observations.")
+@click.option("--state-key", help="Give the policy only this state entry of the observations.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=60.0, help="Seconds for a chunk.")
+@click.option(
+    "--connect-timeout", type=click.FloatRange(0), default=300.0, help="Seconds without a client; 0: no limit."
+)
+@click.option("--episode-log", type=click.Path(dir_okay=False), help="CSV file with one row per finished episode.")
+@click.option("--api-key", envvar="PLUGRL_API_KEY", help="Clients must send it; or set PLUGRL_API_KEY.")
+@click.option("--summary", type=click.Path(dir_okay=False), help="Write what came of it to this JSON file.")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False), default="info",
+    help="Log to stderr from this level on.",
+)  # fmt: skip
+@click.option("--quiet", is_flag=True, help="Neither progress nor summary, and warnings only.")
+def serve_policy(
+    *,
+    model: str,
+    algo: str | None,
+    deterministic: bool,
+    seed: int | None,
+    horizon: int,
+    device: str,
+    connect_timeout: float,
+    summary: str | None,
+    log_level: str,
+    quiet: bool,
+    **plain: Any,
+) -> None:
+    """Let a policy that Stable-Baselines3 saved act in the environments of whoever connects.
+
+    Only serve files that you trust: loading a model runs what its author put into it.
+
+    \b
+    plugrl-bridges serve-policy model.zip --port 8000 --episodes 20
+    plugrl-env-client --env-id Pendulum-v1 --num-envs 4 --seed 0
+    """  # noqa: D301 - the backspace is click's mark of lines that are not to be wrapped
+    terminal = sys.stderr.isatty() and not quiet
+    _configure_logging("warning" if quiet and log_level in {"debug", "info"} else log_level, terminal=terminal)
+    try:
+        from plugrl_bridges.sb3.policy import ModelPolicy, load_model  # noqa: PLC0415 - --help must not pay for it
+    except ImportError as exc:
+        raise SystemExit(_fail(exc)) from exc
+    from plugrl_bridges.server.policy_server import PolicyServer  # noqa: PLC0415
+
+    line = _ProgressLine() if terminal else None
+    try:
+        loaded = load_model(model, algorithm=algo, device=device)
+        policy = ModelPolicy(loaded, deterministic=deterministic, action_horizon=horizon)
+    except ValueError as exc:
+        raise click.UsageError(str(exc)) from exc
+    if seed is not None:
+        loaded.set_random_seed(seed)
+    try:
+        server = PolicyServer(
+            policy, accepts=policy.accepts, action_space=policy.action_space, action_horizon=horizon,
+            connect_timeout=connect_timeout or None, on_progress=None if line is None else line.show, **plain,
+        )  # fmt: skip
+    except ValueError as exc:
+        raise click.UsageError(str(exc)) from exc
+    except OSError as exc:
+        raise SystemExit(_fail(exc)) from exc
+    if not quiet:
+        click.echo(f"serving {Path(model).name} at {server.url}", err=True)
+    raise SystemExit(_serve(server, line, quiet=quiet, summary=summary))
+
+
+def _serve(server: PolicyServer, line: _ProgressLine | None, *, quiet: bool, summary: str | None) -> int:
+    """Run the server; give the exit code."""
+    signals = _Signals(server.stop)
+    error: Exception | None = None
+    try:
+        server.run()
+    except Exception as exc:
+        logging.getLogger(__name__).debug("the server failed", exc_info=True)
+        error = exc
+    if line is not None:
+        line.clear()
+    done = server.summary
+    if summary is not None:
+        Path(summary).write_text(json.dumps(_as_json(done), indent=2) + "\n", encoding="utf-8")
+    if not quiet:
+        for text in _summary_lines(done):
+            click.echo(text)
+    if error is not None:
+        return _fail(error)
+    if signals.received is not None:
+        click.echo(f"{_NAME}: ended by {signals.received.name}", err=True)
+        return 128 + int(signals.received)
+    return 0
+
+
+def _fail(error: Exception) -> int:
+    text = " ".join(str(error).split()) or type(error).__name__
+    click.echo(f"{_NAME}: {text}", err=True)
+    return 1
+
+
+def _configure_logging(level: str, *, terminal: bool) -> None:
+    clear = "\r\x1b[K" if terminal else ""
+    logging.basicConfig(
+        level=level.upper(), format=f"{clear}%(asctime)s %(levelname)s: %(message)s", datefmt="%H:%M:%S",
+        stream=sys.stderr,
+    )  # fmt: skip
+
+
+class _Signals:
+    """Take SIGINT and SIGTERM: the first asks for a clean end, the second ends the process at once."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self.received: signal.Signals | None = None
+        self._stop = stop
+        for name in ("SIGINT", "SIGTERM", "SIGBREAK"):  # the last is Windows' own
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), self._handle)
+
+    def _handle(self, number: int, _frame: object) -> None:
+        if self.received is not None:
+            os._exit(128 + number)
+        self.received = signal.Signals(number)
+        self._stop()
+
+
+class _ProgressLine:
+    """Write one line over and over on a terminal's stderr."""
+
+    def __init__(self) -> None:
+        self._steps, self._at = 0, time.monotonic()
+
+    def show(self, summary: PolicySummary) -> None:
+        """Show how far it is."""
+        now = time.monotonic()
+        speed = (summary.steps - self._steps) / max(now - self._at, 1e-9)
+        self._steps, self._at = summary.steps, now
+        here = [client for client in summary.clients if client.connected]
+        text = (
+            f"{len(here)} clients, {sum(client.num_envs for client in here)} envs | {len(summary.returns)} episodes | "
+            f"{speed:.0f} steps/s | mean return {_mean(summary.returns)}"
+        )
+        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+    def clear(self) -> None:
+        """Remove the line."""
+        click.echo("\r\x1b[K", nl=False, err=True)
+
+
+def _mean(returns: Sequence[float]) -> str:
+    return f"{statistics.fmean(returns):.2f}" if returns else "-"
+
+
+def _summary_lines(summary: PolicySummary) -> list[str]:
+    """Say what each client did, and all of them together."""
+    lines = [
+        f"{client.address} ({client.name}): {client.num_envs} envs, {client.steps} env steps, "
+        f"{len(returns)} episodes, mean return {_mean(returns)}"
+        for client in summary.clients
+        for returns in [[episode.ret for episode in summary.episodes if episode.client == client.number]]
+    ]
+    returns = summary.returns
+    total = f"{len(returns)} episodes, {summary.steps} env steps, mean return {_mean(returns)}"
+    if returns:
+        total += f" (std {statistics.pstdev(returns):.2f}, min {min(returns):.2f}, max {max(returns):.2f})"
+    return [*lines, total]
+
+
+def _as_json(summary: PolicySummary) -> dict[str, Any]:
+    """Give what came of it, for programs; a return that is no finite number is null."""
+
+    def finite(episodes: Sequence[ServedEpisode]) -> list[float | None]:
+        return [episode.ret if math.isfinite(episode.ret) else None for episode in episodes]
+
+    returns = finite(summary.episodes)
+    return {
+        "ending": None if summary.ending is None else summary.ending.value,
+        "steps": summary.steps,
+        "mean_return": statistics.fmean(summary.returns) if returns and None not in returns else None,
+        "returns": returns,
+        "lengths": [episode.length for episode in summary.episodes],
+        "clients": [
+            {
+                "address": client.address, "name": client.name, "num_envs": client.num_envs, "steps": client.steps,
+                "returns": finite([each for each in summary.episodes if each.client == client.number]),
+            }
+            for client in summary.clients
+        ],
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
