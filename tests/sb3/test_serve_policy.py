@@ -93,7 +93,7 @@ def test_returns_are_those_of_evaluate_policy(
     found = json.loads((tmp_path / "summary.json").read_text())
     # A Monitor rounds to six digits; nothing else differs, so that the digits of float32 are the same.
     assert [round(ret, 6) for ret in found["returns"]] == expected
-    assert np.array_equal(np.float32(found["returns"]), np.float32(expected))
+    assert np.array_equal(np.array(found["returns"], np.float32), np.array(expected, np.float32))
     assert found["lengths"] == lengths
     assert found["ending"] == "episodes"
     assert [line.split(",")[0] for line in output.splitlines()] == [
@@ -160,7 +160,7 @@ def test_serves_images_and_dicts() -> None:
     env = make_vec_env(lambda: DictEnv(CountingEnv(2.0)), n_envs=2)
     model = PPO("MultiInputPolicy", VecTransposeImage(env), **QUICK)
     policy = ModelPolicy(model)
-    assert not policy.accepts(env.observation_space["state"])
+    assert not policy.accepts(CountingEnv().observation_space)
     server = PolicyServer(
         policy, accepts=policy.accepts, action_space=policy.action_space, port=0, episodes=2, connect_timeout=20
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from plugrl_bridges.conformance.report import Report
 from plugrl_bridges.conformance.server_checks import REUSE, Wording
-from plugrl_bridges.conformance.server_line import RESYNC, CannotGoOn, Line, RunEnded, ServerGone
+from plugrl_bridges.conformance.server_line import RESYNC, STOP, CannotGoOn, Line, RunEnded, ServerGone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -294,13 +294,16 @@ class ServerChecker:
             self.report.violation("7.2", f"{what} was closed with {text}, expected {_text(RESYNC)}")
 
     def _alive(self) -> bool:
-        """Tell whether a new connection is served."""
+        """Tell whether a new connection is served, in whatever way."""
         try:
             with self._line(report=Report("")) as line:
-                self._ask(line, ENVS)
-        except (CannotGoOn, ServerGone):
+                line.send(self._wording.infer(ENVS))
+                came = line.answers_until_close(1)
+                if came == 0 and line.ending == STOP:
+                    raise RunEnded
+        except ServerGone:
             return False
-        return True
+        return bool(came)
 
 
 def _text(ending: tuple[int, str]) -> str:
