@@ -184,8 +184,6 @@ class Exchange:
     def begin(self) -> StepResult:
         """Open a result; hand every seat that is to act its chunk with `answer`."""
         self.step, self._blank = self._blank or self._make_blank(), None
-        for seat in self.roster.sitting:
-            seat.fed_back = False
         self._pending = 0
         self._started = time.monotonic()
         return self.step
