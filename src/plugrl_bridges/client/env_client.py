@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from plugrl_bridges import __version__
-from plugrl_bridges.client.exchange import TEXT_FRAME_CLAUSE, Exchange
+from plugrl_bridges.client.exchange import METADATA_TIMEOUT_S, TEXT_FRAME_CLAUSE, Exchange
 from plugrl_bridges.client.factory import MakeEnv, build_batch
 from plugrl_bridges.client.keeper import Line, Stopped
 from plugrl_bridges.client.reconnect import Backoff, Ending, meaning_of_close
@@ -28,6 +28,7 @@ from plugrl_bridges.errors import (
     WireError,
 )
 from plugrl_bridges.transport import WebSocket, connect
+from plugrl_bridges.wire.closing import INTERNAL_ERROR
 from plugrl_bridges.wire.session import ENV_SPEC, REUSE_FEEDBACK_OBS, SEEDED_RESET
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ __all__ = ["EnvClient"]
 logger = logging.getLogger(__name__)
 
 _DIAL_TIMEOUT_S = 10.0
-_METADATA_TIMEOUT_S = 30.0
 _REPORT_EVERY_S = 1.0
 _PAUSE_SLICE_S = 0.1
 _FATAL_STATUS = frozenset({401, 403})
@@ -250,7 +250,7 @@ class EnvClient:
             send_info=self._send_info,
         )
         try:
-            return self._converse(line, exchange, min(_METADATA_TIMEOUT_S, backoff.remaining_s))
+            return self._converse(line, exchange, min(METADATA_TIMEOUT_S, backoff.remaining_s))
         finally:
             now = time.monotonic()
             if exchange.connected_at is None:
@@ -288,7 +288,7 @@ class EnvClient:
             return exc
         except EnvFailed:
             logger.exception("an env failed; its own traceback comes first")
-            line.shut(1011, "env failed")
+            line.shut(INTERNAL_ERROR, "env failed")
             raise
         finally:
             line.shut()
