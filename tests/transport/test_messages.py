@@ -14,6 +14,11 @@ import websockets.sync.client
 import websockets.sync.server
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.protocol import State as CoreState
+from websockets.server import ServerProtocol
+from websockets.uri import parse_uri
 
 from plugrl_bridges.errors import ConnectionClosed
 from plugrl_bridges.transport import Listener, State, connect
@@ -447,6 +452,61 @@ def test_pings_during_a_big_send_are_answered_after_it_not_inside_it() -> None:
         received += peer.recv(100) if len(received) == 10 + (1 << 22) else b""
         assert received[10:] == bytes(1 << 22) + b"\x8a\x0dare you there"
     ours.abort()
+
+
+class Stalls:
+    """Stand in for the waits of a send: at each, the test does what the peer does meanwhile, and says what is ready."""
+
+    def __init__(self, *scripts: Callable[[], tuple[bool, bool]]) -> None:
+        self.scripts = list(scripts)
+
+    def either(self, **_asked: object) -> tuple[bool, bool]:
+        return self.scripts.pop(0)() if len(self.scripts) > 1 else self.scripts[0]()
+
+
+@BOTH
+def test_pings_apart_in_a_stalled_send_leave_its_frame_whole(server: bool) -> None:
+    ours, peer = raw_end(server=server)
+    peer.setblocking(False)
+    library: ClientProtocol | ServerProtocol = ServerProtocol(state=CoreState.OPEN, max_size=None)
+    if server:
+        library = ClientProtocol(parse_uri("ws://ours/"), state=CoreState.OPEN, max_size=None)
+
+    def pinging(payload: bytes) -> None:
+        library.send_ping(payload)
+        for data in library.data_to_send():
+            peer.sendall(data)
+
+    def first_ping() -> tuple[bool, bool]:
+        pinging(b"first")
+        return True, False
+
+    def second_ping() -> tuple[bool, bool]:
+        # There is room again when this one is read, and the answer to the first is waiting for room.
+        read()
+        pinging(b"second")
+        return True, True
+
+    def read() -> tuple[bool, bool]:
+        with suppress(BlockingIOError):
+            while True:
+                library.receive_data(peer.recv(1 << 16))
+        return False, True
+
+    ours._stream.wait = Stalls(first_ping, second_ping, first_ping, read)  # type: ignore[assignment]
+    body = payload(1 << 22)
+    with peer:
+        ours.send([body[:1000], body[1000:]])
+        read()
+        pump_until(ours, lambda: not ours.wants_write)
+        read()
+    ours.abort()
+    assert library.parser_exc is None
+    frames = [event for event in library.events_received() if isinstance(event, Frame)]
+    assert [(event.opcode, len(event.data)) for event in frames] == [
+        (Opcode.BINARY, len(body)), (Opcode.PONG, 5), (Opcode.PONG, 6), (Opcode.PONG, 5)
+    ]  # fmt: skip
+    assert [bytes(event.data) for event in frames] == [body, b"first", b"second", b"first"]
 
 
 def test_pings_are_counted_until_something_comes_back() -> None:

@@ -16,8 +16,6 @@ from websockets.exceptions import ProtocolError
 from websockets.frames import Close
 from websockets.server import ServerProtocol
 
-from plugrl_bridges.errors import ConnectionClosed
-
 from .engine import Engine, State
 from .outgoing import Buffer, MaskedWriter, gather
 from .patience import Patience, yield_processor
@@ -29,6 +27,8 @@ if TYPE_CHECKING:
 
     from websockets.client import ClientProtocol
     from websockets.http11 import Request, Response
+
+    from plugrl_bridges.errors import ConnectionClosed
 
 __all__ = ["WebSocket"]
 
@@ -191,7 +191,7 @@ class WebSocket:
 
     def _raise_if_over(self) -> None:
         if self._engine.state is not State.OPEN and self._engine.state is not State.CONNECTING:
-            raise self._closed_error()
+            raise self._engine.closed_error()
 
     def _look(self, until: float) -> None:
         """Look for a message without sleeping, until one is there or the time is over."""
@@ -230,7 +230,7 @@ class WebSocket:
             TypeError: A part is no C-contiguous buffer; nothing was sent.
         """
         if self._engine.state is not State.OPEN:
-            raise self._closed_error()
+            raise self._engine.closed_error()
         # Everything is framed before anything is sent, so a buffer that is none leaves the connection as it was.
         buffers, total = gather(messages) if self._writer is None else self._writer.gather(messages)
         pending = self._engine.pending
@@ -250,7 +250,7 @@ class WebSocket:
             ConnectionClosed: The connection is not open.
         """
         if self._engine.state is not State.OPEN:
-            raise self._closed_error()
+            raise self._engine.closed_error()
         self._engine.text(text)
         self._flush()
 
@@ -347,15 +347,16 @@ class WebSocket:
 
     def _settle(self) -> None:
         """Send what the engine has queued, and shut the socket if it says so."""
-        if not self._sending:
-            self._flush()
+        self._flush()
         if self._engine.over:
             if self._server and self._engine.state is State.CONNECTING:
                 logger.warning("connection from %s: %s", self.address, self._engine.over)
             self._lost(self._engine.over)
 
     def _flush(self) -> None:
-        """Send pending control bytes and the end of the stream, as far as the socket takes them."""
+        """Send pending control bytes and the end of the stream, as far as the socket takes them; never in mid-frame."""
+        if self._sending:
+            return
         engine = self._engine
         pending = engine.pending
         try:
@@ -410,13 +411,13 @@ class WebSocket:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             self._lost(complaint)
-            raise self._closed_error()
+            raise self._engine.closed_error()
         # A stalled connection reads nothing: waiting for it to be readable would spin.
         readable, _ = self._stream.wait.either(read=not self._engine.stalled, write=True, timeout_s=remaining)
         if readable:
             self.pump()
             if self._engine.state is not State.OPEN:
-                raise self._closed_error()
+                raise self._engine.closed_error()
 
     def _send_failure(self, exc: OSError) -> ConnectionClosed:
         """Read what the peer sent before the failure, a close frame perhaps, and return the error to raise."""
@@ -425,23 +426,10 @@ class WebSocket:
             pass
         self._sending = False
         self._lost(exc.strerror or str(exc))
-        return self._closed_error()
+        return self._engine.closed_error()
 
     def _lost(self, detail: str) -> None:
         """Shut the socket; what was known about the end before stays."""
-        engine = self._engine
-        if engine.state is State.CLOSED:
-            return
-        engine.state = State.CLOSED
-        if engine.close_code is None:
-            engine.close_code = 1006
-            engine.close_detail = engine.close_detail or detail
-        engine.stalled = False
-        engine.pending.clear()
-        self._stream.close()
-
-    def _closed_error(self) -> ConnectionClosed:
-        engine = self._engine
-        detail = engine.close_detail or ("the handshake is not done" if engine.state is State.CONNECTING else "")
-        code = 1006 if engine.close_code is None else engine.close_code
-        return ConnectionClosed(self.address, code, engine.close_reason, detail)
+        if self._engine.state is not State.CLOSED:
+            self._engine.lose(detail)
+            self._stream.close()
