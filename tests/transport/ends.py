@@ -10,6 +10,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+import pytest
 from websockets.client import ClientProtocol
 from websockets.protocol import State as CoreState
 from websockets.server import ServerProtocol
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 KEY = b"\x12\x34\x56\x78"
+BOTH = pytest.mark.parametrize("server", [True, False], ids=["server", "client"])
 SIZES = (0, 1, 125, 126, 127, 65535, 65536, (1 << 20) + 3)
 
 
@@ -52,6 +55,10 @@ class Task(Generic[T]):
         if self._error is not None:
             raise self._error
         return self._value[0]
+
+
+def payload(size: int) -> bytes:
+    return np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8).tobytes()
 
 
 def wait_readable(*ends: Any, timeout_s: float = 20.0) -> None:
