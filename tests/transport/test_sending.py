@@ -16,7 +16,18 @@ from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
 from plugrl_bridges.errors import ConnectionClosed
-from tests.transport.ends import BOTH, Task, frame, our_pair, payload, pump_until, raw_end, read_frame, take
+from tests.transport.ends import (
+    BOTH,
+    Task,
+    frame,
+    our_pair,
+    payload,
+    pump_until,
+    raw_end,
+    read_frame,
+    take,
+    wait_readable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +108,23 @@ def test_a_peer_that_never_reads_makes_send_time_out_and_the_connection_end() ->
             with pytest.raises(ConnectionClosed, match=r"1006 \(peer did not take \d+ bytes in 0\.1 s\)"):
                 ours.send([bytes(1 << 24)], timeout_s=0.1)
             assert ours.closed
+
+
+@BOTH
+def test_a_send_to_a_peer_that_does_not_read_can_be_stopped(server: bool) -> None:
+    asked: list[None] = []
+
+    def stopping() -> bool:
+        asked.append(None)
+        return len(asked) > 2
+
+    ours, peer = raw_end(server=server)
+    with peer:
+        task = Task(lambda: ours.send([bytes(1 << 24)], timeout_s=1000, stopping=stopping))
+        with pytest.raises(ConnectionClosed, match=r"1006 \(peer did not take \d+ bytes in .* s\)"):
+            task.result()
+        assert ours.closed
+    assert len(asked) == 3
 
 
 def test_two_big_senders_at_once_do_not_block_each_other() -> None:
@@ -195,6 +223,7 @@ def test_pings_are_counted_until_something_comes_back() -> None:
         server.ping()
         server.ping()
         assert server.pings_unanswered == 2
+        wait_readable(client)
         client.pump()
         pump_until(server, lambda: server.pings_unanswered == 0)
         assert client.pings_unanswered == 0

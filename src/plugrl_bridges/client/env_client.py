@@ -145,7 +145,8 @@ class EnvClient:
         """End `run` with close code 1000 [7.5], soon; from any thread or from a signal handler.
 
         The connection is closed within a quarter of a second, even in the middle of an env step; `run` returns when
-        that step does.
+        that step does. A message that is being sent to a server that does not read has half a second more; then the
+        connection is dropped without a close frame, which could only go behind the whole message.
         """
         # Only a flag: a lock or an event could be held by the very thread that a signal handler interrupts.
         self._stop = True

@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 _READ_BYTES_PER_PUMP = 1 << 23
 _REASON_BYTES = 123
+_ASK_EVERY_S = 0.1
 
 
 class WebSocket:
@@ -215,7 +216,9 @@ class WebSocket:
                 self._stream.wait.readable(remaining)
             self.pump()
 
-    def send(self, *messages: Sequence[Buffer], timeout_s: float = 60.0) -> None:
+    def send(
+        self, *messages: Sequence[Buffer], timeout_s: float = 60.0, stopping: Callable[[], bool] | None = None
+    ) -> None:
         """Send whole binary messages, all in one system call where the kernel takes them.
 
         While the peer is slow to read, what it sends is read and queued, so two big senders cannot block each other.
@@ -223,10 +226,11 @@ class WebSocket:
         Args:
             messages: Each is a sequence of C-contiguous buffers that together are one payload.
             timeout_s: Seconds for the peer to take everything.
+            stopping: Asked ten times a second while the peer does not read; True ends the send as the timeout would.
 
         Raises:
-            ConnectionClosed: The connection is not open, failed, or did not take the bytes in time. In the last two
-                cases it is closed at once: half a frame cannot be continued.
+            ConnectionClosed: The connection is not open, failed, or the peer did not take the bytes in time. In the
+                last two cases it is closed at once, without a close frame: that could only go behind a whole frame.
             TypeError: A part is no C-contiguous buffer; nothing was sent.
         """
         if self._engine.state is not State.OPEN:
@@ -241,7 +245,7 @@ class WebSocket:
         buffers = self._stream.joined(buffers)
         count = self._send_some(buffers)
         if count < total:
-            self._send_rest(buffers, count, timeout_s)
+            self._send_rest(buffers, count, timeout_s, stopping)
 
     def send_text(self, text: str) -> None:
         """Send a text message, as far as the socket takes it at once. PlugRL has none [1], tests have.
@@ -384,10 +388,12 @@ class WebSocket:
         self.bytes_sent += count
         return count
 
-    def _send_rest(self, buffers: Sequence[Buffer], done: int, timeout_s: float) -> None:
+    def _send_rest(
+        self, buffers: Sequence[Buffer], done: int, timeout_s: float, stopping: Callable[[], bool] | None
+    ) -> None:
         """Send what is behind the first `done` bytes, reading meanwhile."""
         views = deque(memoryview(buffer) for buffer in buffers)
-        deadline = time.monotonic() + timeout_s
+        started = time.monotonic()
         self._sending = True
         try:
             while True:
@@ -398,7 +404,11 @@ class WebSocket:
                 views[0] = views[0][done:]
                 done = self._send_some(list(views))
                 if not done:
-                    self._wait_to_send(deadline, f"peer did not take {sum(map(len, views))} bytes in {timeout_s:g} s")
+                    waited_s = time.monotonic() - started
+                    if waited_s >= timeout_s or (stopping is not None and stopping()):
+                        self._lost(f"peer did not take {sum(map(len, views))} bytes in {waited_s:.1f} s")
+                        raise self._engine.closed_error()
+                    self._wait_to_send(timeout_s - waited_s if stopping is None else _ASK_EVERY_S)
         except BaseException:
             self.abort()
             raise
@@ -406,14 +416,10 @@ class WebSocket:
             self._sending = False
         self._settle()
 
-    def _wait_to_send(self, deadline: float, complaint: str) -> None:
+    def _wait_to_send(self, timeout_s: float) -> None:
         """Wait for room in the socket, and read what comes meanwhile."""
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            self._lost(complaint)
-            raise self._engine.closed_error()
         # A stalled connection reads nothing: waiting for it to be readable would spin.
-        readable, _ = self._stream.wait.either(read=not self._engine.stalled, write=True, timeout_s=remaining)
+        readable, _ = self._stream.wait.either(read=not self._engine.stalled, write=True, timeout_s=timeout_s)
         if readable:
             self.pump()
             if self._engine.state is not State.OPEN:
