@@ -13,7 +13,7 @@ import pytest
 from plugrl_bridges.client import EnvClient
 from plugrl_bridges.errors import ConnectTimeout, EnvFailed, HandshakeError, RemoteProtocolError
 from plugrl_bridges.wire.messages import Action
-from tests.client.scripted import ALL_FEATURES, CountEnv, Fleet, Peer, Running, Server, run
+from tests.client.scripted import ALL_FEATURES, WAIT_S, CountEnv, Fleet, Peer, Running, Server, run
 
 if TYPE_CHECKING:
     from plugrl_bridges.wire.codec import Value
@@ -217,7 +217,7 @@ def test_stop_ends_it_with_1000() -> None:
 
     with Server(script) as server:
         running = Running(EnvClient(Fleet(), url=server.url))
-        assert waiting.wait(10)
+        assert waiting.wait(WAIT_S)
         running.client.stop()
         assert running.result().reason == "stopped"
     assert codes == [1000]

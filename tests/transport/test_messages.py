@@ -303,7 +303,7 @@ def test_receive_waits_no_longer_than_its_timeout() -> None:
         assert ours.receive(0) is None
         before = time.monotonic()
         assert ours.receive(0.05) is None
-        assert 0.05 <= time.monotonic() - before < 5
+        assert 0.05 <= time.monotonic() - before < 20
         task = Task(lambda: take(ours, None))
         peer.sendall(frame(b"late", masked=True))
         assert task.result() == b"late"
