@@ -19,7 +19,7 @@ import pytest
 import trustme
 from click.testing import CliRunner
 
-from plugrl_bridges.client.cli import _ProgressLine, _split, main
+from plugrl_bridges.client.cli import _Interrupted, _ProgressLine, _Signals, _split, main
 from plugrl_bridges.client.procs import ClientOptions
 from plugrl_bridges.client.record import Progress
 from tests.client.scripted import ALL_FEATURES, WAIT_S, Peer, Server
@@ -120,6 +120,59 @@ def test_signals_close_with_1000(home: Path, name: str, code: int, procs: str) -
     assert last_line(err) == f"plugrl-env-client: ended by {name}"
     assert "Traceback" not in err
     assert f"{procs} env steps" in out
+
+
+SLOW = """
+import sys, gymnasium
+def wait(what):
+    print(what, file=sys.stderr, flush=True)
+    sys.stdin.readline()
+if "importing" in sys.argv[-1]: wait("importing")
+def make(when):
+    env = gymnasium.make("Pendulum-v1")
+    wait("making")
+    return env
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows ends a process that is sent SIGTERM")
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize("when", ["importing", "making"])
+def test_signals_are_heard_before_there_is_a_connection(home: Path, name: str, code: int, when: str) -> None:
+    (home / "slow_envs.py").write_text(SLOW, encoding="utf-8")
+    kwargs = ("--num-envs", "3", "--env-kwargs", json.dumps({"when": when}))
+    with Server() as server:
+        command = [*COMMAND, "--env-factory", "slow_envs:make", "--url", server.url, *kwargs]
+        with subprocess.Popen(
+            command, cwd=home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdin is not None
+            assert process.stderr is not None
+            try:
+                assert process.stderr.readline() == f"{when}\n"
+                process.send_signal(getattr(signal, name))
+                if when == "making":  # half a simulator cannot be closed: this one is still made, and no other
+                    process.stdin.write("\n")
+                    process.stdin.flush()
+                assert process.wait(WAIT_S) == code
+            finally:
+                process.kill()
+            err = process.stderr.read()
+    assert server.connections == 0
+    assert last_line(err) == f"plugrl-env-client: ended by {name}"
+    assert "making" not in err
+    assert "Traceback" not in err
+
+
+def test_a_signal_between_two_phases_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    called: list[str] = []
+    signals = _Signals()
+    signals._handle(signal.SIGTERM, None)
+    with pytest.raises(_Interrupted), signals.interrupting():
+        called.append("inside")
+    signals.call(lambda: called.append("then"))
+    assert called == ["then"]
 
 
 def test_a_crashing_env_is_one_line_and_a_traceback_in_the_log(home: Path) -> None:

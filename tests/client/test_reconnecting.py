@@ -231,6 +231,35 @@ def test_stop_while_there_is_no_server() -> None:
     assert running.result().reason == "stopped"
 
 
+def test_stop_while_the_envs_are_made_closes_them_and_connects_to_nobody() -> None:
+    closed: list[CountEnv] = []
+
+    class Closing(CountEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            assert not closed
+            client.stop()
+
+        def close(self) -> None:
+            closed.append(self)
+
+    with Server() as server:
+        client = EnvClient(Closing, num_envs=3, url=server.url)
+        summary = Running(client).result()
+    assert (summary.reason, summary.episodes, len(closed)) == ("stopped", 0, 1)
+
+
+def test_stop_during_the_first_reset_connects_to_nobody() -> None:
+    class Stopping(CountEnv):
+        def reset(self, **options: Any) -> Value:
+            client.stop()
+            return super().reset(**options)
+
+    with Server() as server:
+        client = EnvClient(Stopping, url=server.url)
+        assert Running(client).result().reason == "stopped"
+
+
 class Crashing(CountEnv):
     def step(self, action: Value) -> Value:
         if self.t == 1:

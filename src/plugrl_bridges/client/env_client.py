@@ -144,6 +144,8 @@ class EnvClient:
     def stop(self) -> None:
         """End `run` with close code 1000 [7.5], soon; from any thread or from a signal handler.
 
+        Before there is a connection, `run` returns when the env that is being made, the first reset or the try to
+        connect is done, the last in ten seconds at most.
         The connection is closed within a quarter of a second, even in the middle of an env step; `run` returns when
         that step does. A message that is being sent to a server that does not read has half a second more; then the
         connection is dropped without a close frame, which could only go behind the whole message.
@@ -168,7 +170,10 @@ class EnvClient:
             HandshakeError: The server refuses this client (401, 403).
             RemoteProtocolError: The server sent a text frame: it is no training server [7.4].
         """
-        batch = build_batch(self._make_env, self._num_envs)
+        try:
+            batch = build_batch(self._make_env, self._num_envs, before_each=self._raise_if_stopped)
+        except Stopped:
+            return self._book.summary(reconnects=0, reason="stopped")
         try:
             self._book = EpisodeBook(batch.num_envs)
             self._first_reset(batch)
@@ -219,12 +224,12 @@ class EnvClient:
                     return "server stop"
                 self._pause(backoff, error)
         except Stopped:
-            logger.info("stopped; the connection with %s is closed", self.url)
+            logger.info("stopped; no connection with %s is open", self.url)
             return "stopped"
 
     def _attempt(self, batch: EnvBatch, spec: dict[str, Value], backoff: Backoff) -> WireError | None:
         """Connect once and serve for as long as it lasts; give the error to come back after, or None: do not."""
-        self._report("connecting")
+        self._idle_connecting()
         started_at = time.monotonic()
         try:
             websocket = self._dial(backoff.remaining_s)
@@ -321,9 +326,12 @@ class EnvClient:
     def _stopping(self) -> bool:
         return self._stop
 
-    def _idle_connecting(self) -> None:
+    def _raise_if_stopped(self) -> None:
         if self._stop:
             raise Stopped
+
+    def _idle_connecting(self) -> None:
+        self._raise_if_stopped()
         self._report("connecting")
 
     def _idle(self) -> None:
