@@ -139,9 +139,13 @@ def _run(options: ClientOptions, num_procs: int, *, terminal: bool, quiet: bool,
         except ValueError as exc:
             click.echo(f"{_NAME}: {exc}", err=True)
             return 2
-        outcomes = procs.run_processes(
-            clients, stopping=lambda: signals.received is not None, progress=None if line is None else line.show
-        )
+        try:
+            outcomes = procs.run_processes(
+                clients, stopping=lambda: signals.received is not None, progress=None if line is None else line.show
+            )
+        except OSError as exc:
+            click.echo(f"{_NAME}: cannot start {num_procs} processes: {exc}", err=True)
+            return 1
     if line is not None:
         line.clear()
     if summary is not None:
