@@ -300,6 +300,17 @@ def test_an_observation_that_does_not_fit_is_the_envs_fault() -> None:
         run(Wrong, script)
 
 
+@pytest.mark.parametrize("info", [3, "text", {"is_success": [[1], 2]}])
+def test_an_info_that_cannot_be_read_is_the_envs_fault(info: Value) -> None:
+    def script(peer: Peer) -> None:
+        peer.metadata()
+        peer.act(peer.infer(), np.zeros((1, 1, 1), np.float32))
+        assert peer.close_code() == 1011
+
+    with pytest.raises(EnvFailed, match=r"env CountEnv failed in step\(\): "):
+        run(Fleet({"length": 1, "info": [info]}), script)
+
+
 def test_every_env_is_closed() -> None:
     closed: list[int] = []
 
