@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -331,6 +332,18 @@ def test_every_env_is_closed() -> None:
     [
         ({"url": "http://x"}, "url"),
         ({"url": "ws://"}, "url"),
+        ({"url": "ws://user:word@host"}, "url must not contain credentials"),
+        ({"url": 8000}, "url must be like ws://"),
+        ({"api_key": ""}, "api_key"),
+        ({"api_key": "one\ntwo"}, "api_key"),
+        ({"api_key": b"key"}, "api_key must be printable"),
+        ({"api_key": 5}, "api_key must be printable"),
+        ({"ssl": ssl.create_default_context()}, "ssl is given, but url"),
+        ({"ssl": True, "url": "wss://host"}, "ssl must be None or"),
+        (
+            {"ssl": ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), "url": "wss://host"},
+            "ssl must be None or a client-side context",
+        ),
         ({"num_envs": 0}, "num_envs"),
         ({"num_envs": True}, "num_envs"),
         ({"num_envs": "3"}, "num_envs"),

@@ -11,7 +11,6 @@ import math
 import ssl as ssl_module
 import time
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from plugrl_bridges import __version__
 from plugrl_bridges.client.exchange import METADATA_TIMEOUT_S, TEXT_FRAME_CLAUSE, Exchange
@@ -27,7 +26,7 @@ from plugrl_bridges.errors import (
     RemoteProtocolError,
     WireError,
 )
-from plugrl_bridges.transport import WebSocket, connect
+from plugrl_bridges.transport import WebSocket, check_destination, connect
 from plugrl_bridges.wire.closing import INTERNAL_ERROR
 from plugrl_bridges.wire.session import ENV_SPEC, REUSE_FEEDBACK_OBS, SEEDED_RESET
 
@@ -99,9 +98,7 @@ class EnvClient:
     ) -> None:
         if not callable(make_env):
             raise TypeError(f"make_env must be callable, not a {type(make_env).__name__}")
-        parts = urlsplit(url)
-        if parts.scheme not in {"ws", "wss"} or not parts.hostname:
-            raise ValueError(f"url must be like ws://host:port or wss://host/path, not {url!r}")
+        check_destination(url, api_key=api_key, ssl=ssl)
         _check_int("num_envs", num_envs, 1)
         _check_int("seed", seed, 0)
         _check_int("rank", rank, 0)
