@@ -14,7 +14,18 @@ import websockets.sync.server
 
 from plugrl_bridges.errors import ConnectionClosed, HandshakeError
 from plugrl_bridges.transport import Listener, State, connect
-from tests.transport.ends import SIZES, Task, accept, both_finish, drain, our_pair, payload, pump_until, serve_handshake, take
+from tests.transport.ends import (
+    SIZES,
+    Task,
+    accept,
+    both_finish,
+    drain,
+    our_pair,
+    payload,
+    pump_until,
+    serve_handshake,
+    take,
+)
 from tests.transport.test_messages import ask_all, echo_all
 
 AUTHORITY = trustme.CA()
