@@ -124,8 +124,8 @@ def test_signals_close_with_1000(home: Path, name: str, code: int, procs: str) -
 
 
 SLOW = """
-import sys, threading, gymnasium
-def say(what): print(what, file=sys.stderr, flush=True)
+import os, sys, threading, gymnasium
+def say(what): os.write(2, f"{what}\\n".encode())  # in one piece, for two processes may say it at once
 if "importing" in sys.argv[-1]:
     say("importing")
     threading.Event().wait()
