@@ -285,6 +285,14 @@ def test_refuses_clients_that_do_not_fit(
     assert ask(connect(running), [0], 0)[0, 0] == 100
 
 
+def test_refuses_observations_of_another_space_than_was_given(
+    serve: Callable[..., Running], connect: Callable[..., Puppet], caplog: pytest.LogCaptureFixture
+) -> None:
+    running = serve(observation_space=gym.spaces.Box(-1, 1, (4,), np.float32))
+    assert connect(running).infer().close_seen() == STOP
+    assert "are not of the observation_space that was given" in caplog.text
+
+
 def test_feedback_has_a_time_limit(serve: Callable[..., Running], connect: Callable[..., Puppet]) -> None:
     running = serve(timeout=0.2)
     puppet = connect(running)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import os
     import ssl as ssl_module
 
+    from plugrl_bridges.server.options import OnClientLoss
     from plugrl_bridges.server.result import StepResult
     from plugrl_bridges.wire.codec import Array
 
@@ -84,7 +85,7 @@ class PlugRemoteVecEnv(VecEnv):
         action_horizon: int = 1,
         timeout: float = 60.0,
         connect_timeout: float | None = 300.0,
-        on_client_loss: str = "truncate",
+        on_client_loss: OnClientLoss = "truncate",
         episode_log: str | os.PathLike[str] | None = None,
         api_key: str | None = None,
         ssl: ssl_module.SSLContext | None = None,
@@ -152,6 +153,16 @@ class PlugRemoteVecEnv(VecEnv):
         state = f"{self.num_envs} envs" if self._connected else "waiting for clients"
         return f"<{type(self).__name__} {self.url} {state}>"
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Refuse to be pickled or copied: a listening socket and its clients cannot be.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"{self!r} can be neither pickled nor copied: its clients are connected to this one; make another"
+        )
+
     # The VecEnv methods -------------------------------------------------------------------------------------------
 
     def reset(self) -> VecEnvObs:
@@ -200,7 +211,9 @@ class PlugRemoteVecEnv(VecEnv):
         dones = step.terminated | step.truncated
         infos = step.infos
         for info in infos:
-            info.pop("terminal_observation", None)  # a client's own word for something else
+            # Words of the bridge; a client may use them for something else.
+            info.pop("terminal_observation", None)
+            info.pop("client_lost", None)
             info["TimeLimit.truncated"] = False
         if step.finals:
             self._end_episodes(step, infos)
@@ -248,6 +261,7 @@ class PlugRemoteVecEnv(VecEnv):
         Raises:
             AttributeError: for anything else: the env is in another process and the protocol carries no attributes.
         """
+        self._connect()
         announced = self._lockstep.announced
         known: dict[str, object] = {
             "render_mode": announced.render_mode,

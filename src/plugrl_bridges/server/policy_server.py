@@ -17,17 +17,18 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from plugrl_bridges.errors import ConnectTimeout, EnvPoisoned, SpaceError
+from plugrl_bridges.errors import ConnectTimeout, EnvPoisoned, RemoteProtocolError, SpaceError
 from plugrl_bridges.server import report
 from plugrl_bridges.server.announced import Announced
 from plugrl_bridges.server.greeting import greeting
 from plugrl_bridges.server.held import HeldObservations
-from plugrl_bridges.server.hub import FEEDBACK_TIMEOUT, GOING_AWAY, Hub
+from plugrl_bridges.server.hub import Hub
 from plugrl_bridges.server.options import BridgeOptions, whole
 from plugrl_bridges.server.policy import as_function, to_wire
 from plugrl_bridges.server.surfaced import surfaced_layout, surfaced_space
 from plugrl_bridges.server.tally import ServedClient, ServedEpisode, Tally
-from plugrl_bridges.spaces import ActionLayout
+from plugrl_bridges.spaces import ActionLayout, ObservationLayout
+from plugrl_bridges.wire.closing import FEEDBACK_TIMEOUT, GOING_AWAY
 from plugrl_bridges.wire.messages import Action
 from plugrl_bridges.wire.session import ENV_SPEC, REUSE_FEEDBACK_OBS
 from plugrl_bridges.wire.session import State as Due
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.server.peer import Peer
     from plugrl_bridges.server.policy import Policy, Predicts
-    from plugrl_bridges.spaces import ObservationLayout
     from plugrl_bridges.wire.arrays import Array
     from plugrl_bridges.wire.messages import Feedback, Infer
 
@@ -136,6 +136,7 @@ class PolicyServer:
 
     Raises:
         ValueError: naming the argument that is out of range (`TypeError` for a wrong type).
+        SpaceError: if a space cannot travel.
         OSError: if the port cannot be had; the text names it and the option.
     """
 
@@ -178,6 +179,8 @@ class PolicyServer:
             allowed_origins=allowed_origins, ping_interval=ping_interval, ping_timeout=ping_timeout,
             max_message_bytes=max_message_bytes,
         )  # fmt: skip
+        if observation_space is not None:
+            ObservationLayout(observation_space)  # what cannot travel is told here, and not of a client
         self._served: dict[int, _Served] = {}
         self._asking: deque[tuple[_Served, list[Array]]] = deque()
         self._warned: set[str] = set()
@@ -248,7 +251,7 @@ class PolicyServer:
         served = self._served.get(peer.number)
         if served is None:
             served, announced = self._welcome(peer, infer)
-            batch = served.held.batch(infer)
+            batch = self._first_batch(served, announced, infer)
             self._served[peer.number] = served
             self._tally.arrive(peer.number, peer.address, announced.client)
         else:
@@ -298,6 +301,17 @@ class PolicyServer:
         except SpaceError as exc:
             raise SpaceError(f"the client at {peer.address} does not fit: {exc}") from exc
         return _Served(peer, layout, actions, HeldObservations(layout)), announced
+
+    def _first_batch(self, served: _Served, announced: Announced, infer: Infer) -> list[Array]:
+        try:
+            return served.held.batch(infer)
+        except RemoteProtocolError as exc:
+            if self._options.observation_space is None or announced.observation_space is not None:
+                raise
+            # What the user passed is wrong as likely as the client is: a resync would only be repeated for ever.
+            raise SpaceError(
+                f"the observations of {served.peer.address} are not of the observation_space that was given: {exc}"
+            ) from exc
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:

@@ -1,6 +1,6 @@
 """Own who is here: the connections that offer envs, their seats, the spaces they agree on, and the losses.
 
-Joins the pure slot table with what connections announce. Sends nothing and waits for nothing; ``server.lockstep`` tells
+Joins the pure slot table with what connections announce. Sends nothing and waits for nothing; ``server.exchange`` tells
 it of arrivals and losses, under the hub's lock, and makes steps of whoever sits.
 """
 
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from plugrl_bridges.errors import PlugRLError, RemoteProtocolError, SpaceError
 from plugrl_bridges.server import report
 from plugrl_bridges.server.announced import Announced
-from plugrl_bridges.server.hub import FEEDBACK_TIMEOUT
 from plugrl_bridges.server.seats import Loss, Seat
 from plugrl_bridges.server.slots import Candidate, Effect, Parked, Seated, SlotTable
 from plugrl_bridges.server.surfaced import surfaced_layout, surfaced_space
 from plugrl_bridges.spaces import ActionLayout
+from plugrl_bridges.wire.closing import FEEDBACK_TIMEOUT
 from plugrl_bridges.wire.info import split_info
 
 if TYPE_CHECKING:
@@ -77,11 +77,14 @@ class Roster:
         """Give the seat of a connection, or None if it is new."""
         return self._seats.get(peer.number)
 
-    def warn_once(self, text: str) -> None:
-        """Log a warning the first time it is given."""
-        if text not in self._warned:
-            self._warned.add(text)
+    def warn_once(self, text: str, *, kind: str) -> None:
+        """Log a warning the first time that one of its kind is given: texts differ with every address."""
+        if kind not in self._warned:
+            self._warned.add(kind)
             logger.warning("%s", text)
+
+    def _warn_of_spaces(self, text: str) -> None:
+        self.warn_once(text, kind="spaces")
 
     def waiting_text(self, url: str, elapsed_s: float) -> str:
         """Say who is here before the first step."""
@@ -143,20 +146,33 @@ class Roster:
                     raise SpaceError("it announces no action space: pass action_space=")
                 action_layout = ActionLayout(action_space)
                 action_layout.stacked(self._options.action_horizon)
-                n = len(infer.env_indices)
-                layout.read(infer.observation, layout.allocate(n), slice(0, n))
+                self._check_fits(announced, layout, action_layout)
+                self._check_reads(announced, layout, infer)
                 self.announced, self.observation_layout, self.action_layout = announced, layout, action_layout
-            if announced.observation_space is not None:
-                announced = replace(
-                    announced, observation_space=surfaced_space(self._options, announced.observation_space)
-                )
-            announced.check_against(self.observation_layout.space, self.action_layout.space, self.warn_once)
+            else:
+                self._check_fits(announced, self.observation_layout, self.action_layout)
         except SpaceError as exc:
             error = SpaceError(f"the client at {peer.address} does not fit: {exc}")
             if not self.filled:
                 self.failure = error
             raise error from exc
         return self.observation_layout
+
+    def _check_fits(self, announced: Announced, layout: ObservationLayout, action_layout: ActionLayout) -> None:
+        if announced.observation_space is not None:
+            announced = replace(announced, observation_space=surfaced_space(self._options, announced.observation_space))
+        announced.check_against(layout.space, action_layout.space, self._warn_of_spaces)
+
+    def _check_reads(self, announced: Announced, layout: ObservationLayout, infer: Infer) -> None:
+        """Read the first observation before its space is fixed for all clients."""
+        n = len(infer.env_indices)
+        try:
+            layout.read(infer.observation, layout.allocate(n), slice(0, n))
+        except RemoteProtocolError as exc:
+            if self._options.observation_space is None or announced.observation_space is not None:
+                raise
+            # What the user passed is wrong as likely as the client is: a resync would only be repeated for ever.
+            raise SpaceError(f"its observations are not of the observation_space that was given: {exc}") from exc
 
     def _apply(self, effects: Sequence[Effect]) -> None:
         """Carry out what the table decided; vacated slots were noted by `leave`."""
@@ -174,4 +190,4 @@ class Roster:
             elif isinstance(effect, Parked):
                 logger.info("%s is a spare: %s", seat.peer.address, effect.reason)
                 if not self.filled and len(seat.envs) > (self.num_envs or 0):
-                    self.warn_once(f"{seat.peer.address} cannot be seated: {effect.reason}")
+                    self.warn_once(f"{seat.peer.address} cannot be seated: {effect.reason}", kind="unseatable")

@@ -18,6 +18,8 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State as CoreState
 from websockets.server import ServerProtocol
 
+from plugrl_bridges.errors import ConnectionClosed
+
 from .frames import BINARY_FINAL, CONTROL_BIT, MASK_BIT, check_header, mask_in_place, parse_header
 from .inbox import Inbox
 
@@ -28,6 +30,12 @@ logger = logging.getLogger(__name__)
 _QUEUED_MESSAGES = 16
 """Parsing stops with this many whole messages queued: the protocol alternates, so an honest peer has two at most."""
 _PENDING_BYTES = 1 << 20
+_SMALL_FRAMES_PER_PARSE = 256
+"""Parsing stops after this many control frames and crumbs of messages: each takes the core's long road."""
+_CRUMB_BYTES = 1 << 10
+_SMALL_FRAMES = 512
+"""A peer may send so many of them without a message between, and more as time goes by; then it is a flood."""
+_SMALL_FRAMES_PER_S = 20
 _LARGE_FRAME_BYTES = 1 << 20
 _REASON_BYTES = 123
 _END_OF_HEAD = b"\r\n\r\n"
@@ -81,7 +89,7 @@ class Engine:
     Args:
         core: The I/O-free core of the right side, not used yet (server) or with the request queued (client). Without
             a ``max_size``: it would count a ping between two fragments to their message.
-        address: The peer, for log messages.
+        address: The peer, for log messages and errors.
         max_message_bytes: The largest payload accepted; a larger one ends the connection with close code 1009.
         answer: Server side: what to respond to a handshake request.
     """
@@ -119,6 +127,8 @@ class Engine:
         self._fragments: bytearray | None = None
         self._fragments_text = False
         self._ping_count = 0
+        self._small_frames = 0  # since the last whole message
+        self._small_left = 0
         self._follow_core()
 
     @property
@@ -126,16 +136,23 @@ class Engine:
         """What the core found wrong with the HTTP handshake, if anything."""
         return self._core.handshake_exc
 
-    def parse(self) -> None:
-        """Cut and queue whole binary frames of ``inbox``; hand everything else to the core, in order."""
+    def parse(self, age_s: float) -> None:
+        """Cut and queue whole binary frames of ``inbox``; hand everything else to the core, in order.
+
+        Args:
+            age_s: Seconds since the connection began: the longer it lasts, the more pings may have come.
+        """
         self.stalled = False
+        self._small_left = _SMALL_FRAMES_PER_PARSE
         while self._may_go_on() and self._take_frame():
             pass
+        if self._small_frames > _SMALL_FRAMES + _SMALL_FRAMES_PER_S * age_s and self.state is State.OPEN:
+            self._fail(1008, f"{self._small_frames} control frames and crumbs came without a message")
 
     def _may_go_on(self) -> bool:
         """Tell whether there may be a frame to take, having dealt with what is none."""
         if self.state is State.OPEN:
-            self.stalled = len(self.queue) >= _QUEUED_MESSAGES
+            self.stalled = len(self.queue) >= _QUEUED_MESSAGES or self._small_left <= 0
             return not self.stalled
         while self.state is State.CONNECTING:
             if self.over or not self._parse_handshake():
@@ -181,8 +198,12 @@ class Engine:
             if self._server:
                 mask_in_place(inbox.array, view, body, body + size, bytes(view[body - 4 : body]))
             self.queue.append(view[body : body + size])
+            self._small_frames = 0
             inbox.lent = True
         else:
+            if size < _CRUMB_BYTES:
+                self._small_frames += 1
+                self._small_left -= 1
             self._feed_core(bytes(view[start : body + size]))
         return True
 
@@ -250,6 +271,21 @@ class Engine:
         self.close_detail = self.close_detail or f"closed by this side with {code} {reason!r}"
         self._follow_core()
 
+    def lose(self, detail: str) -> None:
+        """Go to CLOSED, for the socket is gone; what was known about the end before stays."""
+        self.state = State.CLOSED
+        if self.close_code is None:
+            self.close_code = 1006
+            self.close_detail = self.close_detail or detail
+        self.stalled = False
+        self.pending.clear()
+
+    def closed_error(self) -> ConnectionClosed:
+        """Give the error for a call that needs an open connection."""
+        detail = self.close_detail or ("the handshake is not done" if self.state is State.CONNECTING else "")
+        code = 1006 if self.close_code is None else self.close_code
+        return ConnectionClosed(self._address, code, self.close_reason, detail)
+
     def _feed_core(self, data: bytes) -> None:
         self._core.receive_data(data)
         for event in self._core.events_received():
@@ -284,6 +320,7 @@ class Engine:
         whole, self._fragments = self._fragments, None
         if self.state is not State.OPEN:
             return
+        self._small_frames = 0
         if not self._fragments_text:
             self.queue.append(memoryview(whole))
             return

@@ -150,8 +150,6 @@ class ServerSession(_Session):
         message = self._receive(data)
         if isinstance(message, Infer):
             self._check_infer(message)
-            if not message.env_indices.flags.owndata:  # the answer repeats them when other bytes may have taken theirs
-                message = replace(message, env_indices=message.env_indices.copy())
             self._asked = message
             return message, ()
         feedback = cast("Feedback", message)  # the table admits nothing else
