@@ -4,7 +4,8 @@ Keys of a directive (see ``markdown``). One of these says what is done with a bl
 
 - ``run=NAME`` (python): it is executed in an empty folder. The bash blocks of the same document with ``beside=NAME``
   are started before it, as the reader would in another terminal, and must end with exit code 0 after it. Blocks with
-  ``after=NAME`` are executed in the same namespace when it is over.
+  ``after=NAME`` are executed in the same namespace when it is over; if they are bash, in the same folder, all lines
+  at once.
 - ``serve=STEPS`` (python or bash): a bridge is there that steps whoever comes with random actions, so many times, and
   then says stop; ``envs=N`` is its number of slots (the first client's otherwise). All lines of a bash block are
   started at once, and must end with exit code 0.
@@ -101,8 +102,12 @@ class Runner:
             if "client" in block.directive:
                 commands.append(f"{_CLIENT} {block.directive['client']}")
             with contextlib.ExitStack() as stack:
+                if block.language == "bash":
+                    commands = _commands(block.text)
                 for command in commands:
                     stack.enter_context(self._process(command))
+                if block.language == "bash":
+                    continue
                 # The block's place in its document is its place in a traceback.
                 source = "\n" * block.line + self._adapted(_replaced(block))
                 exec(compile(source, str(block.document), "exec"), names)  # noqa: S102 - what the test is for

@@ -32,7 +32,7 @@ RUN = [
 ]
 KNOWN = {
     "python": {"run", "after", "serve", "file"},
-    "bash": {"run", "beside", "serve", "make", "install"},
+    "bash": {"run", "after", "beside", "serve", "make", "install"},
     "hex": {"vector"},
 }
 UNCHECKED = {"text", "json"}  # text is for people; json is parsed, and messages are looked up
