@@ -79,7 +79,7 @@ class Trainer:
             settings = {"port": self.lockstep.port, "timeout_s": 5.0, **options}
             return ServerChecker(ServerCheckOptions(**settings)).run(phases)
         finally:
-            if Phase.STOP not in phases:
+            if phases != LOCKSTEP:
                 self.lockstep.close()
             self._thread.join(PATIENCE_S)
             assert not self._thread.is_alive()
@@ -134,6 +134,12 @@ def test_lockstep_refuses_ragged_use_at_once(horizon: int) -> None:
     assert isinstance(trainer.error, RaggedClientError)
     assert "one env per connection" in str(trainer.error)
     assert trainer.steps == 0
+
+
+def test_lockstep_passes_with_notes() -> None:
+    trainer = Trainer(1000, num_envs=3)
+    report = trainer.check(list(Phase), timeout_s=1.0, until_stop=True)
+    assert (report.violations, report.notes, report.exit_code) == ([], ["4.3", "4.4"], 0), report.to_text()
 
 
 def test_nobody_listens() -> None:
