@@ -62,6 +62,7 @@ class Link:
         self._order = threading.Event()
         self._ended = threading.Event()
         self._close: tuple[int, str] | None = None
+        self._last: bytes | None = None
 
     def receive(self, timeout_s: float) -> str | bytes | None:
         """Wait for a message; None if none came in time.
@@ -94,9 +95,15 @@ class Link:
         except ConnectionClosed as exc:
             raise self._gone() from exc
 
-    def close(self, reason: str) -> None:
-        """Begin to close with 1001; return at once."""
+    def close(self, reason: str, *, last: bytes | None = None) -> None:
+        """Begin to close with 1001; return at once.
+
+        Args:
+            reason: Of the close frame.
+            last: Sent immediately before it, so that the client most likely reads both together.
+        """
         self._close = (_GOING_AWAY, reason)
+        self._last = last
         self._order.set()
 
     def closed_within(self, timeout_s: float) -> bool:
@@ -118,6 +125,9 @@ class Link:
         """Keep the connection open until told otherwise; the library's own thread for it runs this."""
         self._order.wait()
         if self._close is not None:
+            if self._last is not None:
+                with contextlib.suppress(ConnectionClosed):
+                    self._connection.send(self._last)
             self._connection.close(*self._close)
         self._ended.set()
 

@@ -114,8 +114,12 @@ class Talk:
         """Take an infer and leave it unanswered."""
         self._receive("infer")
 
-    def act(self) -> None:
-        """Answer the infer."""
+    def act(self, *, then_close: str | None = None) -> None:
+        """Answer the infer.
+
+        Args:
+            then_close: Close with this reason right after it.
+        """
         options, envs = self._options, self._envs
         # Without the probe environment there may be a robot at the other end: zeros are the least surprising.
         action = probe_actions(envs, options.horizon, options.action_dim, options.action_dtype)
@@ -126,8 +130,12 @@ class Talk:
         self._checks.holding.update(envs)
         self._actions += 1
         data: dict[str, Value] = {"env_ids": np.array(envs, np.int64), "action": action}
+        message = b"".join(encode({"message_type": "action", "data": data}))
+        if then_close is not None:
+            self.link.close(then_close, last=message)
+            return
         try:
-            self.link.send(b"".join(encode({"message_type": "action", "data": data})))
+            self.link.send(message)
         except Gone as exc:
             self._left(exc, "infer")
 

@@ -200,17 +200,13 @@ class ProbeModel:
 
     def _applied(self, row: _Row) -> bool:
         action = row.chunk[row.steps - 1]
-        hint = ""
-        if row.applied is not None:
-            hint = f", which is that of step {row.applied}"
-        elif row.after.a.shape == action.shape and not row.after.a.any():
-            hint = ", no action at all"
+        hint = _origin(row.after.a, action.dtype.name)
         return self._check(
             np.array_equal(row.after.a, action),
             "5.3",
             "the action applied is that of its step and env: time-major, in the infer's order, in the dtype sent",
-            f"feedback: env {row.env} applied {_brief(row.after.a)} in step {row.steps} of its chunk{hint}; expected "
-            f"{_brief(action)} (the array is {row.chunk.dtype.str}[H, n, d])",
+            f"feedback: env {row.env} applied {_brief(row.after.a)}{hint} in step {row.steps} of its chunk; expected "
+            f"{_brief(action)} of the {action.dtype.str} array [H, n, d]",
         )
 
     def _paid(self, row: _Row) -> bool:
@@ -264,6 +260,18 @@ class ProbeModel:
         else:
             self._report.violation(clause, detail)
         return ok
+
+
+def _origin(applied: Array, dtype: str) -> str:
+    """Say where in the chunks an action stands that should not have been applied."""
+    if not applied.any():
+        return ", which is no action at all,"
+    if np.isfinite(applied[0]) and applied[0] >= 0:
+        step, rest = divmod(int(applied[0]), 10000)
+        env = rest // 10
+        if np.array_equal(applied, probe_actions([env], step + 1, len(applied), dtype)[step, 0]):
+            return f", the action of env {env} in step {step + 1},"
+    return ""
 
 
 def _brief(action: Array) -> str:
