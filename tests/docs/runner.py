@@ -18,7 +18,8 @@ And these change what is run, because a test has neither port 8000 nor minutes:
 - ports 8000 and 8001 become free ones, and a client command without ``--url`` is given the first of them;
 - ``100_000`` env steps become ``steps=`` many (512 by default), and PPO's rollouts are cut to 16 steps, one epoch;
 - ``replace="OLD=>NEW"`` does what it says;
-- ``plugrl-env-client`` is run as ``python -m plugrl_bridges.client``, which is the same program;
+- ``plugrl-env-client`` is run as ``python -m plugrl_bridges.client``, which is the same program, also where it is named
+  within an argument; ``plugrl-conformance`` as ``python -m plugrl_bridges.conformance.client_cli``;
 - ``client="ARGUMENTS"`` (with ``run`` or ``after``) starts one more client, where the text shows none.
 """
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["Runner"]
 
 _CLIENT = "plugrl-env-client"
+_CHECKER = "plugrl-conformance"
 _PATIENCE_S = 60.0
 _QUICK_PPO = ", n_steps=16, batch_size=64, n_epochs=1"
 
@@ -119,7 +121,11 @@ class Runner:
             if not {"--url", "--help"}.intersection(arguments):
                 arguments += ["--url", f"ws://127.0.0.1:{self._ports[0]}"]
             return [sys.executable, "-m", "plugrl_bridges.client", *arguments]
-        assert program == "python", f"{self._block.place}: neither {_CLIENT} nor python: {command}"
+        if program == _CHECKER:
+            client = f"{shlex.quote(sys.executable)} -m plugrl_bridges.client"
+            arguments = [argument.replace(_CLIENT, client) for argument in arguments]
+            return [sys.executable, "-m", "plugrl_bridges.conformance.client_cli", *arguments]
+        assert program == "python", f"{self._block.place}: neither {_CLIENT}, {_CHECKER} nor python: {command}"
         return [sys.executable, *arguments]
 
     @contextlib.contextmanager

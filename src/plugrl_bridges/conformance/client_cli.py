@@ -22,9 +22,9 @@ __all__ = ["main"]
 _FEATURES = ("reuse-feedback-obs", "env-spec")
 
 
-def _features(_context: click.Context, _option: click.Parameter, value: str) -> frozenset[str]:
+def _features(_context: click.Context, _option: click.Parameter, value: str | None) -> frozenset[str]:
     """Split the list of features."""
-    names = frozenset(filter(None, (name.strip() for name in value.split(","))))
+    names = frozenset(filter(None, (name.strip() for name in (value or "").split(","))))
     unknown = sorted(names.difference(_FEATURES))
     if unknown:
         raise click.BadParameter(f"{', '.join(unknown)}: those that can be checked are {', '.join(_FEATURES)}")
@@ -47,7 +47,7 @@ def _features(_context: click.Context, _option: click.Parameter, value: str) -> 
     "--action-dtype", type=click.Choice(["float32", "float64"]), default="float32", help="Dtype of the actions."
 )
 @click.option(
-    "--features", metavar="NAMES", callback=_features, default="",
+    "--features", metavar="NAMES", callback=_features,
     help=f"Optional features to offer, separated by commas: {', '.join(_FEATURES)}.",
 )  # fmt: skip
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")

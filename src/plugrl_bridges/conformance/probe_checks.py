@@ -200,7 +200,7 @@ class ProbeModel:
 
     def _applied(self, row: _Row) -> bool:
         action = row.chunk[row.steps - 1]
-        hint = _origin(row.after.a, action.dtype.name)
+        hint = _origin(row.after.a, row.chunk)
         return self._check(
             np.array_equal(row.after.a, action),
             "5.3",
@@ -262,14 +262,14 @@ class ProbeModel:
         return ok
 
 
-def _origin(applied: Array, dtype: str) -> str:
+def _origin(applied: Array, chunk: Array) -> str:
     """Say where in the chunks an action stands that should not have been applied."""
     if not applied.any():
         return ", which is no action at all,"
     if np.isfinite(applied[0]) and applied[0] >= 0:
         step, rest = divmod(int(applied[0]), 10000)
         env = rest // 10
-        if np.array_equal(applied, probe_actions([env], step + 1, len(applied), dtype)[step, 0]):
+        if step < len(chunk) and np.array_equal(applied, probe_actions([env], step + 1, len(applied), "<f8")[step, 0]):
             return f", the action of env {env} in step {step + 1},"
     return ""
 
