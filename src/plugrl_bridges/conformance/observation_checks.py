@@ -51,10 +51,10 @@ def check_observation(report: Report, value: Value, n: int, what: str, clause: s
         report.passed(clause, "images are uint8 arrays [n, h, w, c], one row per env")
     if states and not faults:
         report.passed(clause, "states are arrays [n, ...], one row per env")
+    if faults:
+        return None  # the text may be wrong for the same reason
     if "text" in value:
         _check_text(report, value["text"], n, what)
-    if faults:
-        return None
     return {str(name): array for name, array in states.items() if isinstance(array, np.ndarray)}
 
 
