@@ -82,7 +82,7 @@ def over_the_wire(observation: Observation, n: int) -> Observation:
     return found.observation
 
 
-def same(left: Any, right: Any) -> bool:  # noqa: ANN401
+def same(left: Any, right: Any) -> bool:
     if isinstance(left, dict):
         return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
     if isinstance(left, tuple):
@@ -229,13 +229,13 @@ class TestObservations:
             ("tuple", {}),
         ],
     )
-    def test_observations_that_do_not_fit_are_named(self, name: str, observation: Any) -> None:  # noqa: ANN401
+    def test_observations_that_do_not_fit_are_named(self, name: str, observation: Any) -> None:
         layout = ObservationLayout(EVERY[name])
         with pytest.raises(SpaceError, match=r"observation entry '.*' does not fit its space"):
             layout.store(layout.allocate(1), 0, observation)
 
     @pytest.mark.parametrize("value", ["abc", np.str_("abc"), np.array("abc")])
-    def test_text_may_be_any_kind_of_str(self, value: Any) -> None:  # noqa: ANN401
+    def test_text_may_be_any_kind_of_str(self, value: Any) -> None:
         _, (array,) = layout_and_arrays(LEAVES["text"], [value])
         assert array.tolist() == ["abc"]
 
@@ -323,7 +323,7 @@ class TestObservations:
     @pytest.mark.parametrize(
         "form", [np.array(["push", "push"]), ["push", "push"], "push"], ids=["array", "list", "bare"]
     )
-    def test_text_arrives_in_the_three_forms_of_the_wire(self, form: Any) -> None:  # noqa: ANN401
+    def test_text_arrives_in_the_three_forms_of_the_wire(self, form: Any) -> None:
         wire = Infer(Observation(), np.arange(2), np.arange(2)).to_wire()
         wire["data"]["text"] = form
         message = parse_bytes(b"".join(encode(wire)))
@@ -498,19 +498,19 @@ class TestActions:
             (spaces.Discrete(3), 1, 1, 1),
         ],
     )
-    def test_wrong_shapes_are_named(self, space: Space, actions: Any, slots: int, horizon: int) -> None:  # noqa: ANN401
+    def test_wrong_shapes_are_named(self, space: Space, actions: Any, slots: int, horizon: int) -> None:
         with pytest.raises(ValueError, match=r"actions have shape \(.*\), expected \("):
             ActionLayout(space).to_wire(actions, slots, horizon)
 
     @pytest.mark.parametrize("actions", [[1.5], [1e300], [np.inf]])
-    def test_a_discrete_action_is_whole(self, actions: Any) -> None:  # noqa: ANN401
+    def test_a_discrete_action_is_whole(self, actions: Any) -> None:
         with pytest.raises(ValueError, match="no whole numbers"):
             ActionLayout(spaces.Discrete(3)).to_wire(actions, 1)
 
     @pytest.mark.parametrize(
         "actions", [[2.0], np.array([2], np.int8), np.array([2], np.uint64), np.array([2.0], np.float16)]
     )
-    def test_a_whole_number_is_cast(self, actions: Any) -> None:  # noqa: ANN401
+    def test_a_whole_number_is_cast(self, actions: Any) -> None:
         wire = ActionLayout(spaces.Discrete(3)).to_wire(actions, 1)
         assert wire.dtype == np.int64
         assert wire.tolist() == [[[2]]]
@@ -521,7 +521,7 @@ class TestActions:
 
     @pytest.mark.parametrize("actions", [[["a", "b"]], [[None, None]], [[1j, 0]]])
     @pytest.mark.parametrize("space", [spaces.Box(-1, 1, (2,)), spaces.MultiBinary(2)])
-    def test_what_is_no_number_is_named(self, space: Space, actions: Any) -> None:  # noqa: ANN401
+    def test_what_is_no_number_is_named(self, space: Space, actions: Any) -> None:
         with pytest.raises(ValueError, match="actions have dtype"):
             ActionLayout(space).to_wire(actions, 1)
 
@@ -568,7 +568,7 @@ class TestActions:
             ActionLayout(spaces.Discrete(2)).stacked(2)
 
 
-def announced(wire: Any) -> Space:  # noqa: ANN401
+def announced(wire: Any) -> Space:
     return space_from_wire(decode(b"".join(encode(wire))))
 
 
@@ -587,7 +587,7 @@ some_spaces = st.recursive(
 )
 
 
-def keys_of(space: Space) -> Any:  # noqa: ANN401
+def keys_of(space: Space) -> Any:
     if isinstance(space, spaces.Dict):
         return [(key, keys_of(inner)) for key, inner in space.spaces.items()]
     return [keys_of(inner) for inner in space.spaces] if isinstance(space, spaces.Tuple) else None
@@ -747,7 +747,7 @@ class TestAnnouncing:
         ],
         ids=lambda wire: str(wire)[:60],
     )
-    def test_what_describes_no_space_is_refused_in_bounded_memory(self, wire: Any) -> None:  # noqa: ANN401
+    def test_what_describes_no_space_is_refused_in_bounded_memory(self, wire: Any) -> None:
         value = decode(b"".join(encode(wire)))
         tracemalloc.start()
         try:

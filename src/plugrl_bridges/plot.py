@@ -97,16 +97,17 @@ def plot_learning_curves(
 def _draw(ax: Axes, slots: dict[int, list[Episode]], name: str) -> None:
     if not slots:
         raise ValueError(f"{name} holds no episode")
+    num_envs = max(slots) + 1  # a slot may have finished no episode
     for episodes in slots.values():
         ax.plot(
-            [e.step * len(slots) for e in episodes],
+            [e.step * num_envs for e in episodes],
             [e.ret for e in episodes],
             color="tab:blue",
             alpha=0.15,
             linewidth=0.8,
         )
     rounds = min(len(episodes) for episodes in slots.values())
-    steps = [np.mean([episodes[k].step for episodes in slots.values()]) * len(slots) for k in range(rounds)]
+    steps = [np.mean([episodes[k].step for episodes in slots.values()]) * num_envs for k in range(rounds)]
     means = [np.mean([episodes[k].ret for episodes in slots.values()]) for k in range(rounds)]
     ax.plot(steps, means, color="tab:blue", linewidth=2.2, label=f"mean of {len(slots)} slots")
     ax.set_title(name)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from plugrl_bridges.wire.codec import Value
 
 ALL_FEATURES = ("reuse-feedback-obs", "env-spec", "seeded-reset")
-WAIT_S = 20.0
+WAIT_S = 30.0
+"""For whatever must come, on however busy a machine; half of what the client itself gives a send."""
 # The library's server sends pings of its own since release 15.
 _NO_PINGS: dict[str, Any] = (
     {"ping_interval": None} if "ping_interval" in inspect.signature(ServerConnection).parameters else {}
@@ -96,7 +97,7 @@ class Server:
         self.connections = 0
         self.requests: list[Any] = []
         self._server = serve(
-            self._handle, "127.0.0.1", port, max_size=None, compression=None, close_timeout=5, ssl=ssl, **_NO_PINGS
+            self._handle, "127.0.0.1", port, max_size=None, compression=None, close_timeout=WAIT_S, ssl=ssl, **_NO_PINGS
         )
         self.port = self._server.socket.getsockname()[1]
         self.url = f"{'ws' if ssl is None else 'wss'}://127.0.0.1:{self.port}"

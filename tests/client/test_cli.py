@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -19,8 +20,8 @@ import pytest
 import trustme
 from click.testing import CliRunner
 
-from plugrl_bridges.client.cli import _ProgressLine, _split, main
-from plugrl_bridges.client.procs import ClientOptions
+from plugrl_bridges.client.cli import _Interrupted, _ProgressLine, _Signals, _split, main
+from plugrl_bridges.client.procs import ClientOptions, run_processes
 from plugrl_bridges.client.record import Progress
 from tests.client.scripted import ALL_FEATURES, WAIT_S, Peer, Server
 
@@ -120,6 +121,64 @@ def test_signals_close_with_1000(home: Path, name: str, code: int, procs: str) -
     assert last_line(err) == f"plugrl-env-client: ended by {name}"
     assert "Traceback" not in err
     assert f"{procs} env steps" in out
+
+
+SLOW = """
+import sys, threading, gymnasium
+def say(what): print(what, file=sys.stderr, flush=True)
+if "importing" in sys.argv[-1]:
+    say("importing")
+    threading.Event().wait()
+def make(when):
+    env = gymnasium.make("Pendulum-v1")
+    say("making")
+    sys.stdin.readline()
+    return env
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows ends a process that is sent SIGTERM")
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize(("when", "procs"), [("importing", 1), ("importing", 2), ("making", 1)])
+def test_signals_are_heard_before_there_is_a_connection(
+    home: Path, name: str, code: int, when: str, procs: int
+) -> None:
+    (home / "slow_envs.py").write_text(SLOW, encoding="utf-8")
+    kwargs = ("--num-envs", "3", "--num-procs", str(procs), "--env-kwargs", json.dumps({"when": when}))
+    with Server() as server:
+        command = [*COMMAND, "--env-factory", "slow_envs:make", "--url", server.url, *kwargs]
+        with subprocess.Popen(
+            command, cwd=home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdin is not None
+            assert process.stderr is not None
+            try:
+                for _ in range(procs):
+                    assert process.stderr.readline() == f"{when}\n"
+                process.send_signal(getattr(signal, name))
+                if when == "making":  # half a simulator cannot be closed: this one is still made, and no other
+                    process.stdin.write("\n")
+                    process.stdin.flush()
+                assert process.wait(WAIT_S) == code
+            finally:
+                process.kill()
+            err = process.stderr.read()
+    assert server.connections == 0
+    assert last_line(err) == f"plugrl-env-client: ended by {name}"
+    assert "making" not in err
+    assert "Traceback" not in err
+    assert "killed" not in err
+
+
+def test_a_signal_between_two_phases_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    called: list[str] = []
+    signals = _Signals()
+    signals._handle(signal.SIGTERM, None)
+    with pytest.raises(_Interrupted), signals.interrupting():
+        called.append("inside")
+    signals.call(lambda: called.append("then"))
+    assert called == ["then"]
 
 
 def test_a_crashing_env_is_one_line_and_a_traceback_in_the_log(home: Path) -> None:
@@ -235,6 +294,38 @@ def test_a_failing_process_fails_the_command_but_not_the_others(home: Path) -> N
     assert code == 1
     assert "1 of 2 clients failed" in last_line(err)
     assert "its process ended without a word (exit code 7)" in last_line(err)
+
+
+def test_a_process_that_cannot_be_started_ends_those_that_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[SpawnProcess] = []
+    start = SpawnProcess.start
+    handler = signal.getsignal(signal.SIGINT)
+
+    def failing(self: SpawnProcess) -> None:
+        if len(started) == 2:
+            raise OSError("no more processes")
+        start(self)
+        started.append(self)
+
+    monkeypatch.setattr(SpawnProcess, "start", failing)
+    clients = [ClientOptions("ws://127.0.0.1:9", env_id="Pendulum-v1", connect_timeout=None)] * 3
+    with pytest.raises(OSError, match="no more processes"):
+        run_processes(clients, stopping=lambda: False)
+    assert [process.is_alive() for process in started] == [False, False]
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_process_that_cannot_be_started_is_one_line(home: Path) -> None:
+    code = (
+        "from multiprocessing.context import SpawnProcess\n"
+        "def start(self): raise OSError('no more processes')\n"
+        "SpawnProcess.start = start\n"
+        "from plugrl_bridges.client.cli import main\n"
+        "main()"
+    )
+    command = [sys.executable, "-c", code, "--env-id", "Pendulum-v1", "--num-procs", "2"]
+    done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert (done.returncode, done.stderr) == (1, "plugrl-env-client: cannot start 2 processes: no more processes\n")
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="POSIX")

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import numpy as np
 import pytest
 from websockets.frames import Frame, Opcode
 
 from plugrl_bridges.client import EnvClient
-from tests.client.scripted import CountEnv, Peer, Running, Server
+from plugrl_bridges.client.keeper import Line
+from plugrl_bridges.errors import ConnectionClosed
+from plugrl_bridges.transport import Listener
+from plugrl_bridges.wire.messages import Metadata, to_bytes
+from tests.client.scripted import WAIT_S, CountEnv, Peer, Running, Server
+from tests.transport.ends import Task, raw_end, read_close, read_frame, serve_handshake, wait_readable
 
 if TYPE_CHECKING:
     from plugrl_bridges.wire.codec import Value
@@ -27,7 +35,7 @@ class Slow(CountEnv):
     def step(self, action: Value) -> Value:
         if self.t == 1:
             self.stepping.set()
-            assert self.go_on.wait(20)
+            assert self.go_on.wait(WAIT_S)
         return super().step(action)
 
 
@@ -38,9 +46,9 @@ def test_a_ping_is_answered_while_an_env_steps() -> None:
         peer.metadata()
         _, infer = peer.zeros(peer.infer())
         peer.act(infer, np.zeros((1, 1, 1), np.float32))
-        assert env.stepping.wait(10)
-        assert peer.ws.ping().wait(10)
-        assert peer.ws.ping().wait(10)
+        assert env.stepping.wait(WAIT_S)
+        assert peer.ws.ping().wait(WAIT_S)
+        assert peer.ws.ping().wait(WAIT_S)
         env.go_on.set()
         peer.feedback()
         assert peer.infer().observation.states["obs"].tolist() == [[2, 0]]
@@ -57,7 +65,7 @@ def test_stop_closes_with_1000_while_an_env_steps() -> None:
         peer.metadata()
         _, infer = peer.zeros(peer.infer())
         peer.act(infer, np.zeros((1, 1, 1), np.float32))
-        assert env.stepping.wait(10)
+        assert env.stepping.wait(WAIT_S)
         client.stop()
         assert peer.close_code() == 1000
         env.go_on.set()
@@ -74,7 +82,7 @@ def test_server_stop_while_an_env_steps_is_the_end() -> None:
         peer.metadata()
         _, infer = peer.zeros(peer.infer())
         peer.act(infer, np.zeros((1, 1, 1), np.float32))
-        assert env.stepping.wait(10)
+        assert env.stepping.wait(WAIT_S)
         peer.stop()
         env.go_on.set()
 
@@ -100,7 +108,7 @@ def test_the_client_pings(stepping: bool) -> None:
         _, infer = peer.zeros(peer.infer())
         if stepping:
             peer.act(infer, np.zeros((1, 1, 1), np.float32))
-        assert pinged.wait(10)
+        assert pinged.wait(WAIT_S)
         if stepping:
             env.go_on.set()
             peer.feedback()
@@ -114,23 +122,63 @@ def ignore(frame: Frame) -> None:
     """Take no notice of a frame, as a proxy that eats pings does."""
 
 
-def silence(peer: Peer) -> None:
-    """Answer nothing, not even pings, until the client is gone."""
-    peer.metadata()
-    peer.infer()
-    peer.ws.protocol.recv_frame = ignore  # type: ignore[method-assign]
-    peer.ws.recv_events_thread.join(20)
-
-
 def test_a_silent_server_is_lost() -> None:
-    def back(peer: Peer) -> None:
-        peer.metadata()
-        peer.infer()
-        peer.stop()
+    ours, peer = raw_end(server=False)
+    with peer:
+        line = Line(ours, stopping=lambda: False, idle=lambda: None, ping_interval=0.1, ping_timeout=0.4)
+        with pytest.raises(ConnectionClosed, match=r"nothing was heard for .* s, \d+ pings unanswered"):
+            line.receive()
+        line.shut()
+        assert read_frame(peer) == (0x89, b"1")
 
-    with Server(silence, back) as server:
-        client = EnvClient(CountEnv, url=server.url, ping_interval=0.1, ping_timeout=0.4, max_backoff=0.1)
-        assert Running(client).result().reconnects == 1
+
+class Big(CountEnv):
+    """Its observation is more than sockets hold."""
+
+    observation_space: gymnasium.spaces.Space[Any] = gymnasium.spaces.Box(0, 255, (1 << 24,), np.uint8)
+
+    def _observe(self) -> Value:
+        return np.zeros(1 << 24, np.uint8)
+
+
+def test_stop_is_heard_while_the_server_does_not_read() -> None:
+    listener = Listener("127.0.0.1", 0)
+    listener._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    running = Running(EnvClient(Big, url=f"ws://127.0.0.1:{listener.port}", ping_interval=None))
+    server = serve_handshake(listener)
+    server.send(to_bytes(Metadata({})))
+    wait_readable(server)
+    running.client.stop()
+    assert running.result().reason == "stopped"
+    server.abort()
+    listener.close()
+
+
+def test_a_message_on_its_way_may_still_be_finished_after_a_stop() -> None:
+    stopped = threading.Event()
+    asked = threading.Event()
+
+    def stopping() -> bool:
+        asked.set()
+        return stopped.is_set()
+
+    ours, peer = raw_end(server=False)
+    with peer:
+        line = Line(ours, stopping=stopping, idle=lambda: None, ping_interval=None, ping_timeout=None)
+        line._stop_heard_at = math.inf  # that half a second is however long this machine needs
+        task = Task(lambda: line.send([bytes(1 << 22)]))
+        assert peer.recv(1, socket.MSG_PEEK)
+        asked.clear()
+        stopped.set()
+        assert asked.wait(WAIT_S)
+        left = 14 + (1 << 22)
+        while left:
+            left -= len(peer.recv(min(left, 1 << 16)))
+        task.result()
+        shutting = Task(line.shut)
+        assert read_close(peer) == (1000, "")
+        peer.shutdown(socket.SHUT_RDWR)
+        shutting.result()
 
 
 @pytest.mark.parametrize("options", [{"ping_timeout": None}, {"ping_interval": None, "ping_timeout": 0.1}])

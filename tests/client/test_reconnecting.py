@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import pytest
 from plugrl_bridges.client import EnvClient
 from plugrl_bridges.errors import ConnectTimeout, EnvFailed, HandshakeError, RemoteProtocolError
 from plugrl_bridges.wire.messages import Action
-from tests.client.scripted import ALL_FEATURES, CountEnv, Fleet, Peer, Running, Server, run
+from tests.client.scripted import ALL_FEATURES, WAIT_S, CountEnv, Fleet, Peer, Running, Server, run
 
 if TYPE_CHECKING:
     from plugrl_bridges.wire.codec import Value
@@ -217,7 +218,7 @@ def test_stop_ends_it_with_1000() -> None:
 
     with Server(script) as server:
         running = Running(EnvClient(Fleet(), url=server.url))
-        assert waiting.wait(10)
+        assert waiting.wait(WAIT_S)
         running.client.stop()
         assert running.result().reason == "stopped"
     assert codes == [1000]
@@ -229,6 +230,35 @@ def test_stop_while_there_is_no_server() -> None:
     running = Running(EnvClient(Fleet(), url=url, connect_timeout=None))
     running.client.stop()
     assert running.result().reason == "stopped"
+
+
+def test_stop_while_the_envs_are_made_closes_them_and_connects_to_nobody() -> None:
+    closed: list[CountEnv] = []
+
+    class Closing(CountEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            assert not closed
+            client.stop()
+
+        def close(self) -> None:
+            closed.append(self)
+
+    with Server() as server:
+        client = EnvClient(Closing, num_envs=3, url=server.url)
+        summary = Running(client).result()
+    assert (summary.reason, summary.episodes, len(closed)) == ("stopped", 0, 1)
+
+
+def test_stop_during_the_first_reset_connects_to_nobody() -> None:
+    class Stopping(CountEnv):
+        def reset(self, **options: Any) -> Value:
+            client.stop()
+            return super().reset(**options)
+
+    with Server() as server:
+        client = EnvClient(Stopping, url=server.url)
+        assert Running(client).result().reason == "stopped"
 
 
 class Crashing(CountEnv):
@@ -271,6 +301,17 @@ def test_an_observation_that_does_not_fit_is_the_envs_fault() -> None:
         run(Wrong, script)
 
 
+@pytest.mark.parametrize("info", [3, "text", {"is_success": [[1], 2]}])
+def test_an_info_that_cannot_be_read_is_the_envs_fault(info: Value) -> None:
+    def script(peer: Peer) -> None:
+        peer.metadata()
+        peer.act(peer.infer(), np.zeros((1, 1, 1), np.float32))
+        assert peer.close_code() == 1011
+
+    with pytest.raises(EnvFailed, match=r"env CountEnv failed in step\(\): "):
+        run(Fleet({"length": 1, "info": [info]}), script)
+
+
 def test_every_env_is_closed() -> None:
     closed: list[int] = []
 
@@ -291,6 +332,18 @@ def test_every_env_is_closed() -> None:
     [
         ({"url": "http://x"}, "url"),
         ({"url": "ws://"}, "url"),
+        ({"url": "ws://user:word@host"}, "url must not contain credentials"),
+        ({"url": 8000}, "url must be like ws://"),
+        ({"api_key": ""}, "api_key"),
+        ({"api_key": "one\ntwo"}, "api_key"),
+        ({"api_key": b"key"}, "api_key must be printable"),
+        ({"api_key": 5}, "api_key must be printable"),
+        ({"ssl": ssl.create_default_context()}, "ssl is given, but url"),
+        ({"ssl": True, "url": "wss://host"}, "ssl must be None or"),
+        (
+            {"ssl": ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), "url": "wss://host"},
+            "ssl must be None or a client-side context",
+        ),
         ({"num_envs": 0}, "num_envs"),
         ({"num_envs": True}, "num_envs"),
         ({"num_envs": "3"}, "num_envs"),

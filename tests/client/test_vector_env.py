@@ -10,7 +10,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from plugrl_bridges.client.vector_env import VectorBatch
-from plugrl_bridges.errors import FactoryError
+from plugrl_bridges.errors import EnvFailed, FactoryError
 from plugrl_bridges.wire.info import split_info
 from plugrl_bridges.wire.messages import ResetRequest
 from tests.client.scripted import ALL_FEATURES, CountEnv, Fleet, Peer, run
@@ -185,6 +185,84 @@ def test_a_simulator_with_batched_terminal_observations(as_text: bool) -> None:
     run(lambda: simulator, script)
     assert [actions.tolist() for actions in simulator.actions] == [[1] * 4, [2] * 4]
     assert simulator.actions[0].dtype == np.int64
+
+
+class Telling(Simulator):
+    """Give the infos that the test says; never end an episode but in step ``ends_at``."""
+
+    def __init__(self, *, reset: Value, step: Value, ends_at: int = 0) -> None:
+        super().__init__("SameStep", 2)
+        self.told = reset, step
+        self.ends_at = ends_at
+
+    def reset(self, *, seed: Value = None, options: Value = None) -> Value:
+        return super().reset(seed=seed, options=options)[0], self.told[0]
+
+    def step(self, actions: Value) -> Value:
+        self.actions.append(actions)
+        self.t += 1
+        ended = np.full(2, len(self.actions) == self.ends_at)
+        infos = (
+            {**self.told[1], "final_info": self.told[1], "final_obs": self._observe()} if self.ends_at else self.told[1]
+        )
+        return self._observe(), np.ones(2, np.float32), ended, np.zeros(2, bool), infos
+
+
+@pytest.mark.skipif(not HAS_MODES, reason="this Gymnasium has no autoreset modes")
+@pytest.mark.parametrize("ends_at", [0, 1])
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"x": np.array([1.0, 2.0]), "zero_d": np.array(3.5), "n": 2}, [{"x": 1.0}, {"x": 2.0}]),
+        ({"x": np.array([1.0, 2.0]), "_x": np.array(True)}, [{"x": 1.0}, {"x": 2.0}]),
+        ({3: np.zeros(2)}, [{}, {}]),
+        pytest.param(
+            {"long": np.zeros(2, np.longdouble)},
+            [{}, {}],
+            marks=pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="a long double is a double here"),
+        ),
+    ],
+    ids=["zero_d", "zero_d_mask", "no_str", "long_double"],
+)
+def test_infos_that_are_no_rows_or_cannot_travel_are_left_out(told: Value, expected: Value, ends_at: int) -> None:
+    def script(peer: Peer) -> None:
+        peer.metadata(*ALL_FEATURES)
+        infer = peer.infer()
+        assert split_info(infer.reset_info or {}, 2) == expected
+        feedback, _ = peer.exchange(infer, np.zeros((1, 2, 1), np.int64))
+        info = {key: value for key, value in feedback.info.items() if key != "episode"}
+        assert split_info(info, 2) == expected
+        peer.stop()
+
+    run(lambda: Telling(reset=told, step=told, ends_at=ends_at), script)
+
+
+@pytest.mark.skipif(not HAS_MODES, reason="this Gymnasium has no autoreset modes")
+@pytest.mark.parametrize(
+    ("step", "ends_at"),
+    [
+        ([1, 2], 0),
+        ({"x": np.zeros(2), "_x": [np.zeros(2)] * 2}, 0),
+        ({"success": [[[1], 2]] * 2}, 1),
+    ],
+)
+def test_infos_that_cannot_be_read_are_the_envs_fault(step: Value, ends_at: int) -> None:
+    codes: list[int] = []
+
+    def script(peer: Peer) -> None:
+        peer.metadata(*ALL_FEATURES)
+        peer.act(peer.infer(), np.zeros((1, 2, 1), np.int64))
+        codes.append(peer.close_code())
+
+    with pytest.raises(EnvFailed, match=r"env Telling failed in step\(\): "):
+        run(lambda: Telling(reset={}, step=step, ends_at=ends_at), script)
+    assert codes == [1011]
+
+
+@pytest.mark.skipif(not HAS_MODES, reason="this Gymnasium has no autoreset modes")
+def test_reset_infos_that_cannot_be_read_are_the_envs_fault() -> None:
+    with pytest.raises(EnvFailed, match=r"env Telling failed in reset\(\): "):
+        run(lambda: Telling(reset=None, step={}))
 
 
 @pytest.mark.skipif(not HAS_MODES, reason="this Gymnasium has no autoreset modes")

@@ -146,3 +146,15 @@ def test_what_contradicts_the_env_is_refused(remote: Remote, given: dict[str, An
 
 def test_the_number_of_envs_may_be_said_twice(remote: Remote) -> None:
     assert make_vec_env(remote(envs=2), n_envs=2).num_envs == 2
+
+
+def test_n_envs_that_contradicts_vec_env_kwargs_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"n_envs is 4, but vec_env_kwargs has num_envs=2"):
+        make_vec_env(n_envs=4, vec_env_kwargs={"port": 0, "num_envs": 2})
+
+
+def test_a_fault_in_monitor_kwargs_leaves_the_callers_env_open(remote: Callable[..., PlugRemoteVecEnv]) -> None:
+    env = remote()
+    with pytest.raises(TypeError):
+        make_vec_env(env, monitor_kwargs={"no_such_argument": 1})
+    assert env.reset() is not None

@@ -419,3 +419,7 @@ def test_a_step_that_is_begun_elsewhere_is_waited_for_by_reset(remote: Remote) -
     np.testing.assert_array_equal(env.reset(), [[0, 1, 0]])
     wait_until(lambda: made.t == 0)
     assert act(env)[1].tolist() == [1]
+
+
+def test_what_is_known_of_the_envs_waits_for_the_clients(remote: Callable[..., PlugRemoteVecEnv]) -> None:
+    assert remote(envs=2).get_attr("render_mode") == [None, None]

@@ -116,3 +116,13 @@ def test_the_same_spaces_are_nothing_to_speak_of() -> None:
     space = Box(-1, 1, (3,), np.float32)
     Announced(observation_space=space).check_against(space, Discrete(2), texts.append)
     assert texts == []
+
+
+@pytest.mark.parametrize("wrong", [{"rank": -1}, {"group_num_envs": 0}, {"group_num_envs": 10**15}], ids=str)
+def test_a_number_that_would_cost_memory_or_sense_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(RemoteProtocolError, match=next(iter(wrong))):
+        Announced.from_wire(wrong)
+
+
+def test_features_that_are_nil_are_none() -> None:
+    assert Announced.from_wire({"features": None}).features == frozenset()

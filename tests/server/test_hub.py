@@ -377,7 +377,16 @@ def test_a_keeper_whose_clients_never_fall_silent_leaves_the_lock_to_the_trainer
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poll = run.env._hub.poll
-    monkeypatch.setattr(run.env._hub, "poll", lambda timeout_s: poll(timeout_s) or True)
+    by_keeper = threading.Event()
+
+    def always_something(timeout_s: float) -> bool:
+        if threading.current_thread().name.startswith("plugrl-keeper"):
+            by_keeper.set()
+        poll(timeout_s)
+        return True
+
+    monkeypatch.setattr(run.env._hub, "poll", always_something)
+    assert by_keeper.wait(20)
     for _ in range(3):
         run.step()
 

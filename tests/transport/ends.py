@@ -10,6 +10,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+import pytest
 from websockets.client import ClientProtocol
 from websockets.protocol import State as CoreState
 from websockets.server import ServerProtocol
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 KEY = b"\x12\x34\x56\x78"
+BOTH = pytest.mark.parametrize("server", [True, False], ids=["server", "client"])
 SIZES = (0, 1, 125, 126, 127, 65535, 65536, (1 << 20) + 3)
 
 
@@ -52,6 +55,10 @@ class Task(Generic[T]):
         if self._error is not None:
             raise self._error
         return self._value[0]
+
+
+def payload(size: int) -> bytes:
+    return np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8).tobytes()
 
 
 def wait_readable(*ends: Any, timeout_s: float = 20.0) -> None:
@@ -183,11 +190,12 @@ def drain(websocket: WebSocket) -> list[bytes | str]:
 
 def both_finish(first: WebSocket, second: WebSocket) -> None:
     """Finish two connections in one thread; neither may need its whole timeout."""
-    for _ in range(5):
-        first.pump()
-        second.pump()
-    assert first.closed
-    assert second.closed
+    deadline = time.monotonic() + 20
+    while open_ends := [end for end in (first, second) if not end.closed]:
+        assert time.monotonic() < deadline, f"{open_ends} do not end"
+        progress = [end.pump() for end in open_ends]
+        if not any(progress):
+            select.select([end for end in open_ends if not end.closed], [], [], 0.2)
     first.finish(20)
     second.finish(20)
     assert first.fileno() == second.fileno() == -1

@@ -9,6 +9,7 @@ import pytest
 from plugrl_bridges.errors import ConnectionClosed
 from plugrl_bridges.transport import State
 from tests.transport.ends import (
+    BOTH,
     both_finish,
     drain,
     frame,
@@ -20,8 +21,6 @@ from tests.transport.ends import (
     read_frame,
     take,
 )
-
-BOTH = pytest.mark.parametrize("server", [True, False], ids=["server", "client"])
 
 
 @BOTH

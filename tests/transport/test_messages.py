@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import websockets.sync.client
 import websockets.sync.server
@@ -18,11 +16,13 @@ from hypothesis import strategies as st
 from plugrl_bridges.errors import ConnectionClosed
 from plugrl_bridges.transport import Listener, State, connect
 from tests.transport.ends import (
+    BOTH,
     SIZES,
     Task,
     drain,
     frame,
     our_pair,
+    payload,
     popped,
     pump_until,
     raw_end,
@@ -32,15 +32,7 @@ from tests.transport.ends import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from plugrl_bridges.transport import WebSocket
-
-BOTH = pytest.mark.parametrize("server", [True, False], ids=["server", "client"])
-
-
-def payload(size: int) -> bytes:
-    return np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8).tobytes()
 
 
 def echo_all(websocket: WebSocket) -> None:
@@ -311,76 +303,10 @@ def test_receive_waits_no_longer_than_its_timeout() -> None:
         assert ours.receive(0) is None
         before = time.monotonic()
         assert ours.receive(0.05) is None
-        assert 0.05 <= time.monotonic() - before < 5
+        assert 0.05 <= time.monotonic() - before < 20
         task = Task(lambda: take(ours, None))
         peer.sendall(frame(b"late", masked=True))
         assert task.result() == b"late"
-    ours.abort()
-
-
-@pytest.mark.parametrize("server", [True, False], ids=["server", "client"])
-@pytest.mark.parametrize(
-    "part",
-    [
-        np.arange(24, dtype="<f4").reshape(2, 3, 4).data,
-        np.zeros((0, 3)).data,
-        np.float64(1.5).data,
-        bytearray(b"abc"),
-        np.arange(50_000, dtype="<i8").data,
-    ],
-    ids=["3d", "empty", "scalar", "bytearray", "large"],
-)
-def test_any_contiguous_buffer_can_be_sent(server: bool, part: memoryview) -> None:
-    with our_pair() as (one, two):
-        sender, receiver = (one, two) if server else (two, one)
-        task = Task(lambda: sender.send([b"head", part, b"tail"]))
-        assert take(receiver) == b"head" + bytes(part) + b"tail"
-        task.result()
-
-
-@BOTH
-def test_a_part_that_is_no_buffer_is_a_type_error_and_nothing_is_sent(server: bool) -> None:
-    ours, peer = raw_end(server=server)
-    with peer:
-        for part in ("text", 1, np.arange(10)[::2].data):
-            with pytest.raises(TypeError):
-                ours.send([b"good"], [part])  # type: ignore[list-item]
-        ours.send([b"good"])
-        assert read_frame(peer) == (0x82, b"good")
-    ours.abort()
-
-
-class CountingSocket:
-    """Count the calls that send, as the kernel sees them."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self.calls = 0
-
-    def send(self, data: bytes) -> int:
-        self.calls += 1
-        return self._sock.send(data)
-
-    def sendmsg(self, buffers: list[bytes]) -> int:
-        self.calls += 1
-        return self._sock.sendmsg(buffers)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sock, name)
-
-
-@pytest.mark.parametrize("size", [10, 3000, 40_000, 90_000])
-@BOTH
-def test_feedback_and_infer_go_out_in_one_system_call(server: bool, size: int) -> None:
-    ours, peer = raw_end(server=server)
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-    ours._stream._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    counting = CountingSocket(ours._stream._sock)
-    ours._stream._sock = counting  # type: ignore[assignment]
-    ours._stream._sendmsg = counting.sendmsg  # type: ignore[assignment]
-    with peer:
-        ours.send([b"feedback", np.zeros(size, np.uint8).data], [b"infer"])
-        assert counting.calls == 1
     ours.abort()
 
 
@@ -402,118 +328,3 @@ def test_everything_works_without_what_windows_lacks(asker: str, monkeypatch: py
     with peer:
         assert ours.receive(0.01) is None
     ours.abort()
-
-
-def test_a_peer_that_never_reads_makes_send_time_out_and_the_connection_end() -> None:
-    for server in (True, False):
-        ours, peer = raw_end(server=server)
-        with peer:
-            with pytest.raises(ConnectionClosed, match=r"1006 \(peer did not take \d+ bytes in 0\.1 s\)"):
-                ours.send([bytes(1 << 24)], timeout_s=0.1)
-            assert ours.closed
-
-
-def test_two_big_senders_at_once_do_not_block_each_other() -> None:
-    big = payload(1 << 24)
-    with our_pair() as (server, client):
-
-        def both_ways(end: WebSocket) -> list[bool]:
-            end.send([big], [big], timeout_s=60)
-            return [take(end) == big, take(end) == big]
-
-        task = Task(lambda: both_ways(server))
-        assert both_ways(client) == [True, True]
-        assert task.result() == [True, True]
-
-
-def test_a_peer_that_closes_while_we_send_ends_the_send_with_its_reason() -> None:
-    with our_pair() as (server, client):
-        server.close(1001, "plugrl-server-stop")
-        with pytest.raises(ConnectionClosed, match=r"1001 'plugrl-server-stop'"):
-            client.send([bytes(1 << 26)], timeout_s=20)
-        assert client.closed
-
-
-def test_pings_during_a_big_send_are_answered_after_it_not_inside_it() -> None:
-    ours, peer = raw_end(server=True)
-    with peer:
-        peer.sendall(frame(b"are you there", masked=True, opcode=9))
-        task = Task(lambda: ours.send([bytes(1 << 22)]))
-        received = b""
-        while len(received) < 10 + (1 << 22):
-            received += peer.recv(1 << 16)
-        task.result()
-        ours.pump()
-        received += peer.recv(100) if len(received) == 10 + (1 << 22) else b""
-        assert received[10:] == bytes(1 << 22) + b"\x8a\x0dare you there"
-    ours.abort()
-
-
-def test_pings_are_counted_until_something_comes_back() -> None:
-    with our_pair() as (server, client):
-        server.ping()
-        server.ping()
-        assert server.pings_unanswered == 2
-        client.pump()
-        pump_until(server, lambda: server.pings_unanswered == 0)
-        assert client.pings_unanswered == 0
-
-
-def test_a_control_frame_that_the_socket_did_not_take_goes_first_in_the_next_send() -> None:
-    ours, peer = raw_end(server=True)
-    with peer:
-        peer.sendall(frame(b"?", masked=True, opcode=9))
-        with suppress(BlockingIOError):
-            while ours._stream._sock.send(bytes(1 << 16)):
-                pass
-        ours.pump()
-        assert ours.wants_write
-        task = Task(lambda: ours.send([b"data"]))
-        tail = b""
-        while not tail.endswith(b"data"):
-            tail = (tail + peer.recv(1 << 16))[-50:]
-        task.result()
-        assert tail.endswith(b"\x8a\x01?\x82\x04data")
-        assert not ours.wants_write
-    ours.abort()
-
-
-def test_every_masked_frame_has_a_key_of_its_own() -> None:
-    ours, peer = raw_end(server=False)
-    with peer:
-        for size in (4, 50_000):
-            keys = set()
-            for _ in range(20):
-                ours.send([bytes(size)])
-                wire = b""
-                while len(wire) < size + (6 if size < 126 else 8):
-                    wire += peer.recv(1 << 17)
-                keys.add(wire[-4:] if size == 4 else wire[4:8])
-            assert len(keys) == 20
-    ours.abort()
-
-
-@BOTH
-def test_bytes_are_counted_both_ways(server: bool) -> None:
-    ours, peer = raw_end(server=server)
-    with peer:
-        peer.sendall(frame(b"12345", masked=server))
-        ours.pump()
-        ours.send([b"123"])
-        ours.ping()
-        sent = len(peer.recv(1000))
-        assert ours.bytes_received == len(frame(b"12345", masked=server))
-        assert ours.bytes_sent == sent
-    ours.abort()
-
-
-def big_parts(make: Callable[[int], bytes]) -> list[bytes]:
-    return [make(number) for number in range(1500)]
-
-
-def test_more_parts_than_the_system_takes_at_once_are_sent() -> None:
-    parts = big_parts(lambda number: os.urandom(100) + bytes([number % 256]))
-    with our_pair() as (server, client):
-        task = Task(lambda: server.send(parts))
-        assert take(client) == b"".join(parts)
-        task.result()

@@ -14,8 +14,19 @@ import websockets.sync.server
 
 from plugrl_bridges.errors import ConnectionClosed, HandshakeError
 from plugrl_bridges.transport import Listener, State, connect
-from tests.transport.ends import SIZES, Task, accept, drain, our_pair, pump_until, serve_handshake, take
-from tests.transport.test_messages import ask_all, echo_all, payload
+from tests.transport.ends import (
+    SIZES,
+    Task,
+    accept,
+    both_finish,
+    drain,
+    our_pair,
+    payload,
+    pump_until,
+    serve_handshake,
+    take,
+)
+from tests.transport.test_messages import ask_all, echo_all
 
 AUTHORITY = trustme.CA()
 
@@ -114,11 +125,7 @@ def test_code_and_reason_reach_the_other_side(
         first.close(1001, "plugrl-server-stop")
         with pytest.raises(ConnectionClosed, match=r"1001 'plugrl-server-stop'"):
             second.receive(20)
-        for _ in range(5):
-            first.pump()
-            second.pump()
-        assert first.closed
-        assert second.closed
+        both_finish(first, second)
         assert first.close_code == 1001
 
 

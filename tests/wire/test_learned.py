@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,3 +194,19 @@ def _has_nan(message: object) -> bool:
     if isinstance(message, (Observation, Feedback, Infer, Action)):
         return any(_has_nan(getattr(message, field.name)) for field in fields(message))
     return False
+
+
+def test_a_layout_that_never_fits_is_not_learned_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = LearnedParser()
+    learns: list[Message] = []
+
+    def learn(message: Message, *rest: Any) -> None:
+        learns.append(message)
+        LearnedParser._learn(parser, message, *rest)
+
+    monkeypatch.setattr(parser, "_learn", learn)
+    ids = np.arange(1)
+    for at in range(100):
+        message = Infer(Observation({}, {"obs": np.zeros((1, 2))}, np.array([f"say {at:03d}"])), ids, ids)
+        assert _same(parser(_bytes(message)), parse_bytes(_bytes(message)))
+    assert len(learns) < 20

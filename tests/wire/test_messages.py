@@ -76,12 +76,14 @@ def test_a_text_frame_is_refused() -> None:
     assert caught.value.clause == "1"
 
 
-def test_arrays_of_a_parsed_message_are_views_of_its_bytes() -> None:
+def test_observations_of_a_parsed_message_are_views_of_its_bytes_and_the_names_of_envs_are_not() -> None:
     buffer = bytearray(b"".join(encode(plain_infer())))
     message = parse_bytes(memoryview(buffer))
     assert isinstance(message, Infer)
-    for array in (message.observation.states["s"], message.env_indices, message.step_ids):
+    for array in (message.observation.states["s"], message.step_ids):
         assert np.shares_memory(array, np.frombuffer(buffer, np.uint8))
+    # A session keeps these for longer than the message lives.
+    assert not np.shares_memory(message.env_indices, np.frombuffer(buffer, np.uint8))
 
 
 @pytest.mark.parametrize("data", [{}, {"features": None}, {"features": "reuse"}, {"features": [1]}, {"other": [1, {}]}])

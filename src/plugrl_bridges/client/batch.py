@@ -7,6 +7,7 @@ it. It must not know of connections or messages.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from plugrl_bridges.spaces import ActionLayout, ObservationLayout, space_to_wire
 from plugrl_bridges.wire.info import batch_infos
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from gymnasium import spaces
 
@@ -113,7 +114,11 @@ class EnvBatch(ABC):
 
     @abstractmethod
     def step_infos(self, rows: Sequence[int]) -> dict[str, Value]:
-        """Give the infos of the rows' last steps, batched for a feedback [5.4]."""
+        """Give the infos of the rows' last steps, batched for a feedback [5.4].
+
+        Raises:
+            EnvFailed: if they are no infos; likewise `successes` and `take_reset_infos`.
+        """
 
     @abstractmethod
     def traits(self) -> dict[str, Value]:
@@ -134,17 +139,19 @@ class EnvBatch(ABC):
     def successes(self, ended: Array) -> Array:
         """Give, as bool ``[n]``, which of the ended rows report ``is_success`` or ``success`` in their last info."""
         found = np.zeros(self.num_envs, np.bool_)
-        for row in np.flatnonzero(ended).tolist():
-            info = self.step_info_of(row)
-            value = info.get("is_success", info.get("success", False))
-            found[row] = bool(np.any(value)) if np.asarray(value).dtype.kind in "biuf" else False
+        with self.blaming("step"):
+            for row in np.flatnonzero(ended).tolist():
+                info = self.step_info_of(row)
+                value = info.get("is_success", info.get("success", False))
+                found[row] = bool(np.any(value)) if np.asarray(value).dtype.kind in "biuf" else False
         return found
 
     def take_reset_infos(self) -> dict[str, Value]:
         """Give the infos of the resets since they were last cleared, batched to n."""
-        if not any(self.reset_infos.values()):
-            return {}
-        return self.batched([self.reset_infos.get(row, {}) for row in range(self.num_envs)])
+        with self.blaming("reset"):
+            if not any(self.reset_infos.values()):
+                return {}
+            return self.batched([self.reset_infos.get(row, {}) for row in range(self.num_envs)])
 
     def batched(self, infos: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
         """Batch infos for the wire, noting what it cannot carry."""
@@ -152,6 +159,14 @@ class EnvBatch(ABC):
         if refused:
             self.refused |= refused
         return batched
+
+    @contextmanager
+    def blaming(self, what: str) -> Iterator[None]:
+        """Turn what is raised in here, over something that the envs returned, into an `EnvFailed`."""
+        try:
+            yield
+        except Exception as exc:
+            raise self.failed(what, None, exc) from exc
 
     def failed(self, what: str, row: int | None, exc: Exception) -> EnvFailed:
         """Give the error for what an env raised, to be raised from it."""

@@ -12,6 +12,7 @@ import math
 import os
 import signal
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from plugrl_bridges.client.procs import ClientOptions, Outcome
     from plugrl_bridges.client.record import Progress
@@ -138,9 +139,13 @@ def _run(options: ClientOptions, num_procs: int, *, terminal: bool, quiet: bool,
         except ValueError as exc:
             click.echo(f"{_NAME}: {exc}", err=True)
             return 2
-        outcomes = procs.run_processes(
-            clients, stopping=lambda: signals.received is not None, progress=None if line is None else line.show
-        )
+        try:
+            outcomes = procs.run_processes(
+                clients, stopping=lambda: signals.received is not None, progress=None if line is None else line.show
+            )
+        except OSError as exc:
+            click.echo(f"{_NAME}: cannot start {num_procs} processes: {exc}", err=True)
+            return 1
     if line is not None:
         line.clear()
     if summary is not None:
@@ -168,9 +173,12 @@ def _run_here(options: ClientOptions, signals: _Signals, line: _ProgressLine | N
 
     client = None
     try:
-        client = procs.make_client(options, None if line is None else lambda progress: line.show([progress]))
-        signals.then = client.stop
+        with signals.interrupting():  # importing the envs may take minutes, and needs no clean end
+            client = procs.make_client(options, None if line is None else lambda progress: line.show([progress]))
+        signals.call(client.stop)
         return procs.Outcome(client.run())
+    except _Interrupted:
+        return procs.Outcome(replace(procs.NOTHING, reason="stopped"))
     except Exception as exc:
         if not isinstance(exc, (PlugRLError, ValueError, OSError)):
             logging.getLogger(__name__).exception("the client failed")
@@ -198,22 +206,44 @@ def _split(options: ClientOptions, num_procs: int) -> list[ClientOptions]:
     return clients
 
 
+class _Interrupted(BaseException):
+    """Unwind what a signal came into; no `Exception`, so that no module takes it for an error of its own."""
+
+
 class _Signals:
     """Take SIGINT and SIGTERM: the first asks for a clean end, the second ends the process at once."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
-        self.then: Any = None
+        self._then: Callable[[], None] | None = None
         for name in ("SIGINT", "SIGTERM", "SIGBREAK"):  # the last is Windows' own
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), self._handle)
+
+    def call(self, then: Callable[[], None]) -> None:
+        """Call this when a signal comes; at once if one has come already."""
+        self._then = then
+        if self.received is not None:
+            then()
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Let a signal raise `_Interrupted` in here; one that came before does so at once."""
+        try:
+            self.call(self._interrupt)
+            yield
+        finally:
+            self._then = None
+
+    def _interrupt(self) -> None:
+        raise _Interrupted
 
     def _handle(self, number: int, _frame: object) -> None:
         if self.received is not None:
             os._exit(128 + number)
         self.received = signal.Signals(number)
-        if self.then is not None:
-            self.then()
+        if self._then is not None:
+            self._then()
 
 
 class _ProgressLine:

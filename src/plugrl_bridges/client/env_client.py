@@ -11,10 +11,9 @@ import math
 import ssl as ssl_module
 import time
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from plugrl_bridges import __version__
-from plugrl_bridges.client.exchange import TEXT_FRAME_CLAUSE, Exchange
+from plugrl_bridges.client.exchange import METADATA_TIMEOUT_S, TEXT_FRAME_CLAUSE, Exchange
 from plugrl_bridges.client.factory import MakeEnv, build_batch
 from plugrl_bridges.client.keeper import Line, Stopped
 from plugrl_bridges.client.reconnect import Backoff, Ending, meaning_of_close
@@ -27,7 +26,8 @@ from plugrl_bridges.errors import (
     RemoteProtocolError,
     WireError,
 )
-from plugrl_bridges.transport import WebSocket, connect
+from plugrl_bridges.transport import WebSocket, check_destination, connect
+from plugrl_bridges.wire.closing import INTERNAL_ERROR
 from plugrl_bridges.wire.session import ENV_SPEC, REUSE_FEEDBACK_OBS, SEEDED_RESET
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ __all__ = ["EnvClient"]
 logger = logging.getLogger(__name__)
 
 _DIAL_TIMEOUT_S = 10.0
-_METADATA_TIMEOUT_S = 30.0
 _REPORT_EVERY_S = 1.0
 _PAUSE_SLICE_S = 0.1
 _FATAL_STATUS = frozenset({401, 403})
@@ -100,9 +99,7 @@ class EnvClient:
     ) -> None:
         if not callable(make_env):
             raise TypeError(f"make_env must be callable, not a {type(make_env).__name__}")
-        parts = urlsplit(url)
-        if parts.scheme not in {"ws", "wss"} or not parts.hostname:
-            raise ValueError(f"url must be like ws://host:port or wss://host/path, not {url!r}")
+        check_destination(url, api_key=api_key, ssl=ssl)
         _check_int("num_envs", num_envs, 1)
         _check_int("seed", seed, 0)
         _check_int("rank", rank, 0)
@@ -145,8 +142,11 @@ class EnvClient:
     def stop(self) -> None:
         """End `run` with close code 1000 [7.5], soon; from any thread or from a signal handler.
 
+        Before there is a connection, `run` returns when the env that is being made, the first reset or the try to
+        connect is done, the last in ten seconds at most.
         The connection is closed within a quarter of a second, even in the middle of an env step; `run` returns when
-        that step does.
+        that step does. A message that is being sent to a server that does not read has half a second more; then the
+        connection is dropped without a close frame, which could only go behind the whole message.
         """
         # Only a flag: a lock or an event could be held by the very thread that a signal handler interrupts.
         self._stop = True
@@ -168,7 +168,10 @@ class EnvClient:
             HandshakeError: The server refuses this client (401, 403).
             RemoteProtocolError: The server sent a text frame: it is no training server [7.4].
         """
-        batch = build_batch(self._make_env, self._num_envs)
+        try:
+            batch = build_batch(self._make_env, self._num_envs, before_each=self._raise_if_stopped)
+        except Stopped:
+            return self._book.summary(reconnects=0, reason="stopped")
         try:
             self._book = EpisodeBook(batch.num_envs)
             self._first_reset(batch)
@@ -219,12 +222,12 @@ class EnvClient:
                     return "server stop"
                 self._pause(backoff, error)
         except Stopped:
-            logger.info("stopped; the connection with %s is closed", self.url)
+            logger.info("stopped; no connection with %s is open", self.url)
             return "stopped"
 
     def _attempt(self, batch: EnvBatch, spec: dict[str, Value], backoff: Backoff) -> WireError | None:
         """Connect once and serve for as long as it lasts; give the error to come back after, or None: do not."""
-        self._report("connecting")
+        self._idle_connecting()
         started_at = time.monotonic()
         try:
             websocket = self._dial(backoff.remaining_s)
@@ -251,7 +254,7 @@ class EnvClient:
             send_info=self._send_info,
         )
         try:
-            return self._converse(line, exchange, min(_METADATA_TIMEOUT_S, backoff.remaining_s))
+            return self._converse(line, exchange, min(METADATA_TIMEOUT_S, backoff.remaining_s))
         finally:
             now = time.monotonic()
             if exchange.connected_at is None:
@@ -289,7 +292,7 @@ class EnvClient:
             return exc
         except EnvFailed:
             logger.exception("an env failed; its own traceback comes first")
-            line.shut(1011, "env failed")
+            line.shut(INTERNAL_ERROR, "env failed")
             raise
         finally:
             line.shut()
@@ -321,9 +324,12 @@ class EnvClient:
     def _stopping(self) -> bool:
         return self._stop
 
-    def _idle_connecting(self) -> None:
+    def _raise_if_stopped(self) -> None:
         if self._stop:
             raise Stopped
+
+    def _idle_connecting(self) -> None:
+        self._raise_if_stopped()
         self._report("connecting")
 
     def _idle(self) -> None:

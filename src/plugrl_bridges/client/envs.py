@@ -148,7 +148,8 @@ class EnvList(EnvBatch):
     def step_infos(self, rows: Sequence[int]) -> dict[str, Value]:
         """Batch the infos of the rows' last steps."""
         infos = self._infos if len(rows) == self.num_envs else [self._infos[row] for row in rows]
-        return self.batched(infos) if any(infos) else {}
+        with self.blaming("step"):
+            return self.batched(infos) if any(infos) else {}
 
     def traits(self) -> dict[str, Value]:
         """Give what is known of the first env."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from plugrl_bridges.client.record import EpisodeBook
     from plugrl_bridges.wire.codec import Array, Buffer, Value
 
-__all__ = ["TEXT_FRAME_CLAUSE", "Exchange"]
+__all__ = ["METADATA_TIMEOUT_S", "TEXT_FRAME_CLAUSE", "Exchange"]
 
 logger = logging.getLogger(__name__)
 
-TEXT_FRAME_CLAUSE = "7.4"
+TEXT_FRAME_CLAUSE: Final = "7.4"
 """Clause of the error that a text frame is: a client gives up at it, and does not come back."""
-_METADATA_TIMEOUT_S = 30.0
+METADATA_TIMEOUT_S: Final = 30.0
+"""The longest wait for a server's first message; a smaller rest of the ``connect_timeout`` shortens it."""
 
 
 class Exchange:
@@ -78,7 +79,7 @@ class Exchange:
         self._told = set(batch.refused)
         self._knows_spec = False
 
-    def run(self, *, metadata_timeout_s: float = _METADATA_TIMEOUT_S) -> None:
+    def run(self, *, metadata_timeout_s: float = METADATA_TIMEOUT_S) -> None:
         """Receive the metadata, then go on until something ends the connection; it returns only by raising.
 
         Args:

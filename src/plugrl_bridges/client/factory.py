@@ -135,18 +135,20 @@ def _line(exc: Exception) -> str:
     return f"{type(exc).__name__}: {str(exc).strip().partition(chr(10))[0]}"
 
 
-def build_batch(make_env: MakeEnv, num_envs: int | None) -> EnvBatch:
+def build_batch(make_env: MakeEnv, num_envs: int | None, *, before_each: Callable[[], None] = lambda: None) -> EnvBatch:
     """Make the envs of one client.
 
     Args:
         make_env: Called ``num_envs`` times, or once if it returns a vector env. If it has a parameter ``env_index``, it
             is given 0, 1, …
         num_envs: None: one env, or as many as the vector env has rows.
+        before_each: Called before each env is made. What it raises is let through, and the envs made so far are closed.
 
     Raises:
         FactoryError: if it raises, returns no env, or returns a vector env of another size.
         SpaceError: if the spaces cannot travel.
     """
+    before_each()
     first = _make(make_env, 0)
     made = [first]
     try:
@@ -158,6 +160,7 @@ def build_batch(make_env: MakeEnv, num_envs: int | None) -> EnvBatch:
             return VectorBatch(first)
         envs = [first]
         for row in range(1, num_envs or 1):
+            before_each()
             env = _make(make_env, row)
             made.append(env)
             if isinstance(env, gymnasium.vector.VectorEnv):

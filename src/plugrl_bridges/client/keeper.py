@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 _TICK_S = 0.25
 _SLICE_S = 0.2
 """Waits are cut into slices of this length, since `EnvClient.stop` only sets a flag: it may run in a signal handler."""
+_LAST_SEND_S = 0.5
+"""What a message that is being sent still gets after a stop: a close frame can only go behind the whole of it."""
 
 
 class Stopped(Exception):
@@ -60,6 +62,7 @@ class Line:
         self._ping_interval = ping_interval
         self._silence_s = None if ping_interval is None or ping_timeout is None else ping_interval + ping_timeout
         self._lock = threading.Lock()
+        self._stop_heard_at: float | None = None
         self._heard_bytes = -1
         self._heard_at = self._pinged_at = time.monotonic()
         self._done = threading.Event()
@@ -109,13 +112,22 @@ class Line:
         raise ConnectionClosed(self.address, 1006, "", why)
 
     def send(self, *messages: Sequence[Buffer]) -> None:
-        """Send messages in one go.
+        """Send messages in one go. Once the client is to end, a server that does not read has half a second more.
 
         Raises:
             ConnectionClosed: if they could not be sent.
         """
         with self._lock:
-            self._websocket.send(*messages)
+            self._websocket.send(*messages, stopping=self._sent_enough)
+
+    def _sent_enough(self) -> bool:
+        """Whether to give up a message that the server does not read."""
+        if not self._stopping():
+            return False
+        now = time.monotonic()
+        if self._stop_heard_at is None:
+            self._stop_heard_at = now
+        return now - self._stop_heard_at >= _LAST_SEND_S
 
     def recycle(self) -> None:
         """Give back what `receive` returned."""

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
@@ -139,26 +139,17 @@ def run_processes(
 
     Returns:
         One outcome per client, in order.
+
+    Raises:
+        OSError: A process could not be started; those that were are ended.
     """
-    context = multiprocessing.get_context("spawn")
     crew: list[_Member] = []
-    # Ctrl-C reaches the whole process group; the children must hear of it from us, and already while they start.
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if on_main_thread else None
     try:
-        for options in clients:
-            ours, theirs = context.Pipe()
-            # No daemon: those may have no children, and an AsyncVectorEnv or a simulator has some.
-            process = context.Process(target=_child, args=(options, theirs, progress is not None))
-            process.start()
-            theirs.close()
-            crew.append(_Member(options, process, ours))
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
-    try:
+        _start(crew, clients, report_progress=progress is not None)
         _watch(crew, stopping, progress)
     finally:
+        for member in crew:
+            member.pipe.close()  # all hear of it before any is waited for
         for member in crew:
             member.end()
     return [member.outcome or Outcome(NOTHING, "it never started") for member in crew]
@@ -200,12 +191,35 @@ class _Member:
             self.pipe.send(_STOP)
 
     def end(self) -> None:
-        """See to it that the process is gone."""
-        self.pipe.close()
+        """See to it that the process is gone; its pipe is closed."""
         self.process.join(_ORPHAN_GRACE_S)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
+
+
+def _start(crew: list[_Member], clients: Sequence[ClientOptions], *, report_progress: bool) -> None:
+    """Start the processes; whoever was started is in ``crew`` even if another could not be."""
+    context = multiprocessing.get_context("spawn")
+    # Ctrl-C reaches the whole process group; the children must hear of it from us, and already while they start.
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if on_main_thread else None
+    try:
+        for options in clients:
+            ours, theirs = context.Pipe()
+            # No daemon: those may have no children, and an AsyncVectorEnv or a simulator has some.
+            process = context.Process(target=_child, args=(options, theirs, report_progress))
+            try:
+                process.start()
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+            crew.append(_Member(options, process, ours))
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
 
 
 def _watch(
@@ -236,10 +250,19 @@ def _child(options: ClientOptions, pipe: Connection, report_progress: bool) -> N
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging(options)
     client: EnvClient | None = None
+
+    def stop() -> None:
+        if client is not None:
+            client.stop()
+            return
+        # The envs' modules are still being imported, which nothing can end from another thread.
+        _tell(pipe, Outcome(replace(NOTHING, reason="stopped")))
+        os._exit(0)
+
     try:
+        threading.Thread(target=_heed, args=(pipe, stop), name="plugrl-parent-watch", daemon=True).start()
         client = make_client(options, (lambda progress: _tell(pipe, progress)) if report_progress else None)
         signal.signal(signal.SIGTERM, lambda *_: client.stop())
-        threading.Thread(target=_heed, args=(client, pipe), name="plugrl-parent-watch", daemon=True).start()
         outcome = Outcome(client.run())
     except Exception as exc:
         if not isinstance(exc, PlugRLError):
@@ -254,15 +277,15 @@ def _tell(pipe: Connection, report: Progress | Outcome) -> None:
         pipe.send(report)
 
 
-def _heed(client: EnvClient, pipe: Connection) -> None:
-    """End the client when the parent says so or is gone."""
+def _heed(pipe: Connection, stop: Callable[[], None]) -> None:
+    """Call ``stop`` when the parent says so or is gone."""
     try:
         while pipe.recv() != _STOP:
             pass
-        client.stop()
+        stop()
         pipe.recv()
     except (EOFError, OSError):
-        client.stop()
+        stop()
         # An env may be in the middle of a long step, and nobody is left to kill this process.
         time.sleep(_ORPHAN_GRACE_S)
         os._exit(1)

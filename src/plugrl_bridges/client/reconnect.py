@@ -9,9 +9,9 @@ import enum
 import math
 import random
 
-__all__ = ["SERVER_STOP", "Backoff", "Ending", "meaning_of_close"]
+from plugrl_bridges.wire.closing import GOING_AWAY, STOP
 
-SERVER_STOP = "plugrl-server-stop"
+__all__ = ["Backoff", "Ending", "meaning_of_close"]
 
 
 class Ending(enum.Enum):
@@ -25,7 +25,7 @@ class Ending(enum.Enum):
 
 def meaning_of_close(code: int, reason: str) -> Ending:
     """Read a close frame of the server, or its absence (code 1006)."""
-    return Ending.STOP if code == 1001 and reason == SERVER_STOP else Ending.RETRY
+    return Ending.STOP if code == GOING_AWAY and reason == STOP else Ending.RETRY
 
 
 class Backoff:

@@ -31,6 +31,7 @@ VectorEnv: TypeAlias = "gymnasium.vector.VectorEnv[Any, Any, Any]"
 
 _FINALS = ("final_obs", "final_observation")
 _FINAL_KEYS = {*_FINALS, "final_info", "_final_obs", "_final_observation", "_final_info"}
+_WIDEST_BYTES = 8  # a long double stays at home
 _HAS_MODES = hasattr(gymnasium.vector, "AutoresetMode")  # Gymnasium 1.1; 0.29 is always SAME_STEP, 1.0 always NEXT_STEP
 
 
@@ -87,12 +88,10 @@ class VectorBatch(EnvBatch):
         options: Sequence[Mapping[str, Any] | None] | None = None,
     ) -> None:
         """Reset rows in one call; see `EnvBatch.reset`. A vector env takes one ``options`` for all of them."""
-        try:
+        with self.blaming("reset"):
             observation, infos = self._env.reset(seed=self._seeds(rows, seeds), options=self._options(rows, options))
             self._replace(self._columns(observation), rows)
-        except Exception as exc:
-            raise self.failed("reset", None, exc) from exc
-        self.reset_infos.update((row, row_info(infos, row)) for row in rows)
+            self.reset_infos.update((row, row_info(infos, row)) for row in rows)
 
     def _seeds(self, rows: Sequence[int], seeds: Sequence[int | None] | None) -> int | list[int | None] | None:
         if seeds is None or all(seed is None for seed in seeds):
@@ -150,7 +149,7 @@ class VectorBatch(EnvBatch):
         self.rewards[:], self.lengths[:] = 0.0, 0
         self.any_ended = False
         observation: Any = None
-        try:
+        with self.blaming("step"):
             for step_actions in actions:
                 observation, rewards, terminated, truncated, self._infos = self._env.step(step_actions.copy())
                 self.rewards += np.asarray(rewards)
@@ -165,8 +164,6 @@ class VectorBatch(EnvBatch):
             self._final_infos, self._next_infos = {}, {}
             if self.any_ended:
                 self._part_ended(np.flatnonzero(self.terminated | self.truncated).tolist())
-        except Exception as exc:
-            raise self.failed("step", None, exc) from exc
 
     def _part_ended(self, rows: list[int]) -> None:
         """Tell the terminal observations and infos of ended rows from those of the next episodes."""
@@ -210,11 +207,12 @@ class VectorBatch(EnvBatch):
 
     def step_infos(self, rows: Sequence[int]) -> dict[str, Value]:
         """Give the infos of the rows' last steps; as they stand where they are batched already."""
-        if not self._infos:
-            return {}
-        if not self._final_infos and len(rows) == self.num_envs and _travels(self._infos, self.num_envs):
-            return dict(self._infos)
-        return self.batched([self.step_info_of(row) for row in rows])
+        with self.blaming("step"):
+            if not self._infos:
+                return {}
+            if not self._final_infos and len(rows) == self.num_envs and _travels(self._infos, self.num_envs):
+                return dict(self._infos)
+            return self.batched([self.step_info_of(row) for row in rows])
 
     def traits(self) -> dict[str, Value]:
         """Give what is known of the vector env."""
@@ -248,25 +246,39 @@ def _at(observation: Value, leaf: Leaf) -> Value:
     return observation
 
 
-def row_info(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """Give one env's info of a vector env's infos: the keys whose mask, if there is one, holds for this row."""
+def row_info(infos: Mapping[Any, Any], row: int) -> dict[str, Any]:
+    """Give one env's info of a vector env's infos: the keys whose mask, if there is one, holds for this row.
+
+    What has no row of this number, as a scalar or an array without dimensions, is nobody's info and is left out.
+    """
     info: dict[str, Any] = {}
     for key, value in infos.items():
-        if key.startswith("_") and key[1:] in infos:
+        if isinstance(key, str) and key.startswith("_") and key[1:] in infos:
             continue
         mask = infos.get(f"_{key}")
-        if mask is not None and not mask[row]:
+        if mask is not None and _has_row(mask, row) and not mask[row]:
             continue
         if isinstance(value, Mapping):
             info[key] = row_info(value, row)
-        elif isinstance(value, (np.ndarray, list, tuple)) and len(value) > row:
+        elif _has_row(value, row):
             info[key] = value[row]
     return info
 
 
-def _travels(infos: Mapping[str, Any], n: int) -> bool:
+def _has_row(value: Value, row: int) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0 and len(value) > row
+    return isinstance(value, (list, tuple)) and len(value) > row
+
+
+def _travels(infos: Mapping[Any, Any], n: int) -> bool:
     """Whether infos can go out as they are: numeric arrays of n only, and no key that the wire keeps for itself."""
     return "episode" not in infos and all(
-        isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.ndim >= 1 and len(value) == n
-        for value in infos.values()
+        isinstance(key, str)
+        and isinstance(value, np.ndarray)
+        and value.dtype.kind in "biuf"
+        and value.dtype.itemsize <= _WIDEST_BYTES
+        and value.ndim >= 1
+        and len(value) == n
+        for key, value in infos.items()
     )

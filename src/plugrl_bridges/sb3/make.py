@@ -68,6 +68,7 @@ def make_vec_env(  # noqa: PLR0917 - the order is that of SB3's own make_vec_env
         if value:
             raise ValueError(f"{name} cannot be honoured for remote environments: {_AT_THE_CLIENT[name]}")
     _check_start_index(start_index)
+    made = env is None
     if env is None:
         env = _make(vec_env_cls, n_envs, vec_env_kwargs)
     else:
@@ -81,7 +82,8 @@ def make_vec_env(  # noqa: PLR0917 - the order is that of SB3's own make_vec_env
             filename = str(Path(monitor_dir) / "monitor.csv")
         return VecMonitor(env, filename, **dict(monitor_kwargs or {}))
     except BaseException:
-        env.close()
+        if made:  # what the caller made is the caller's to close
+            env.close()
         raise
 
 
@@ -95,8 +97,8 @@ def _make(vec_env_cls: object, n_envs: int | None, vec_env_kwargs: Mapping[str, 
     if not isinstance(chosen, type) or not issubclass(chosen, PlugRemoteVecEnv):
         raise TypeError(f"vec_env_cls must be PlugRemoteVecEnv or a class of it, got {chosen!r}")
     kwargs = dict(vec_env_kwargs or {})
-    if n_envs is not None:
-        kwargs.setdefault("num_envs", n_envs)
+    if n_envs is not None and kwargs.setdefault("num_envs", n_envs) != n_envs:
+        raise ValueError(f"n_envs is {n_envs}, but vec_env_kwargs has num_envs={kwargs['num_envs']}")
     return chosen(**kwargs)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import os
     import ssl as ssl_module
 
+    from plugrl_bridges.server.options import OnClientLoss
     from plugrl_bridges.server.result import StepResult
     from plugrl_bridges.wire.codec import Array
 
@@ -84,7 +85,7 @@ class PlugRemoteVecEnv(VecEnv):
         action_horizon: int = 1,
         timeout: float = 60.0,
         connect_timeout: float | None = 300.0,
-        on_client_loss: str = "truncate",
+        on_client_loss: OnClientLoss = "truncate",
         episode_log: str | os.PathLike[str] | None = None,
         api_key: str | None = None,
         ssl: ssl_module.SSLContext | None = None,
@@ -248,6 +249,7 @@ class PlugRemoteVecEnv(VecEnv):
         Raises:
             AttributeError: for anything else: the env is in another process and the protocol carries no attributes.
         """
+        self._connect()
         announced = self._lockstep.announced
         known: dict[str, object] = {
             "render_mode": announced.render_mode,

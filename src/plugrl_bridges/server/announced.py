@@ -1,6 +1,6 @@
 """Own what a client says of its envs with feature ``env-spec``: parsing it, and holding it against what is in use.
 
-Pure. ``server.lockstep`` asks for it when a client arrives.
+Pure. ``server.roster`` asks for it when a client arrives.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Announced"]
 
 Space: TypeAlias = "spaces.Space[Any]"
+_MOST_ENVS = 1 << 20  # what a client says decides the number of slots, and with it memory
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ class Announced:
             env_id=_typed(spec, "env_id", str),
             render_mode=_typed(spec, "render_mode", str),
             max_episode_steps=_typed(spec, "max_episode_steps", int),
-            rank=_typed(spec, "rank", int),
-            group_num_envs=_typed(spec, "group_num_envs", int),
+            rank=_bounded(spec, "rank", 0),
+            group_num_envs=_bounded(spec, "group_num_envs", 1),
             features=frozenset(features),
             client=" ".join(filter(None, (name, version))) or Announced.client,
         )
@@ -116,6 +117,15 @@ def _typed(spec: Mapping[str, Value], key: str, kind: type) -> Any:  # noqa: ANN
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
         raise RemoteProtocolError(
             f"env_spec: {key} must be {kind.__name__}, got {type(value).__name__}", clause="env-spec"
+        )
+    return value
+
+
+def _bounded(spec: Mapping[str, Value], key: str, least: int) -> int | None:
+    value: int | None = _typed(spec, key, int)
+    if value is not None and not least <= value <= _MOST_ENVS:
+        raise RemoteProtocolError(
+            f"env_spec: {key} must be from {least} to {_MOST_ENVS}, got {value}", clause="env-spec"
         )
     return value
 

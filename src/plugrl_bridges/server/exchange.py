@@ -184,8 +184,6 @@ class Exchange:
     def begin(self) -> StepResult:
         """Open a result; hand every seat that is to act its chunk with `answer`."""
         self.step, self._blank = self._blank or self._make_blank(), None
-        for seat in self.roster.sitting:
-            seat.fed_back = False
         self._pending = 0
         self._started = time.monotonic()
         return self.step
@@ -240,7 +238,9 @@ class Exchange:
             self._blank = self._make_blank()
         self.hub.poll_if_due()
         while self._pending and len(self.roster.sitting) == 1 and not self.hub.closing:
-            if not self.hub.poll_peer(self.roster.sitting[0].peer, min(_FAST_LANE_S, timeout_s)):
+            if time.monotonic() >= deadline or not self.hub.poll_peer(
+                self.roster.sitting[0].peer, min(_FAST_LANE_S, timeout_s)
+            ):
                 break
         next_report = _FIRST_REPORT_S
         while self._pending or self.roster.losses:

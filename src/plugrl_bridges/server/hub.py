@@ -4,7 +4,7 @@ The thread that the trainer calls from drives the sockets itself, through `Hub.p
 `Hub.lock`. A keeper thread takes the lock now and then and does the same, so that minutes of learning lose no client:
 accept, handshake, ping and pong, close detection. Whoever holds the lock drives; nobody else touches a connection.
 
-Knows nothing of slots and steps: it hands validated messages to its consumer (``server.lockstep``), which answers
+Knows nothing of slots and steps: it hands validated messages to its consumer (``server.exchange``), which answers
 through `Hub.send`. A fault of one peer ends that connection and nothing else [7].
 """
 
@@ -168,8 +168,7 @@ class Hub:
             self._take(peer, data)
             data = websocket.pop()
         websocket.recycle()
-        if websocket.closed:
-            self._drop(peer)
+        self._settle(peer)
         return True
 
     def send(self, peer: Peer, message: list[Buffer]) -> bool:
@@ -243,7 +242,7 @@ class Hub:
     def abandon(self) -> None:
         """Let go of what a fork copied: close the copies of the sockets, and say nothing on them."""
         self.closing = self._closed = True
-        self._life_line.let_go()
+        self._life_line.forget()
         self._listener.close()
         for peer in self._peers.values():
             peer.lost = True
@@ -291,11 +290,18 @@ class Hub:
         while (data := websocket.pop()) is not None:
             self._take(peer, data)
         websocket.recycle()
-        if websocket.closed:
+        self._settle(peer)
+
+    def _settle(self, peer: Peer) -> None:
+        """Take note that a connection has ended, or is being ended by the peer: nothing will come of it any more."""
+        if peer.websocket.closed:
             self._drop(peer)
+        elif peer.websocket.state is State.CLOSING and peer.ended_at is None:
+            peer.ended_at = time.monotonic()  # the peer may keep the stream open for ever
+            self._tell_end(peer)
 
     def _take(self, peer: Peer, data: memoryview | str) -> None:
-        if peer.ended_at is not None:
+        if peer.ended_at is not None or peer.lost:  # what was on its way when it ended is nobody's any more
             return
         try:
             message, dropped = peer.session.receive(data)
@@ -337,13 +343,19 @@ class Hub:
         del self._peers[peer.fd]
         with contextlib.suppress(KeyError, ValueError, OSError):
             self._selector.unregister(peer.fd)
+        self._tell_end(peer)
+
+    def _tell_end(self, peer: Peer) -> None:
+        """Log how the peer ended its connection, and tell the consumer; once."""
+        if peer.lost:
+            return
         websocket = peer.websocket
-        if not peer.lost:
-            said = f"{websocket.close_code}" + (f" {websocket.close_reason!r}" if websocket.close_reason else "")
-            detail = f" ({websocket.close_detail})" if websocket.close_detail else ""
-            level = logging.INFO if peer.spoke else logging.DEBUG
-            logger.log(level, "connection of %s ended: %s%s", peer.address, said, detail)
-            self._lose(peer, f"its connection ended with {said}{detail}")
+        code = "no close frame" if websocket.close_code is None else str(websocket.close_code)
+        said = code + (f" {websocket.close_reason!r}" if websocket.close_reason else "")
+        detail = f" ({websocket.close_detail})" if websocket.close_detail else ""
+        level = logging.INFO if peer.spoke else logging.DEBUG
+        logger.log(level, "connection of %s ended: %s%s", peer.address, said, detail)
+        self._lose(peer, f"its connection ended with {said}{detail}")
 
     def _chores(self, now: float) -> None:
         if self._muted and not self._closed:

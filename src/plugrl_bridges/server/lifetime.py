@@ -58,6 +58,10 @@ class LifeLine:
         self._done.set()
         self._unregister_exit()
 
+    def forget(self) -> None:
+        """End what a forked process has of all this: no keeper lives there, and its locks may be held for ever."""
+        self._unregister_exit()
+
     def join(self, timeout_s: float) -> None:
         """Wait for the end of the keeper thread, unless this is it."""
         if threading.current_thread() is not self._keeper:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from plugrl_bridges import __version__
-from plugrl_bridges.errors import ClientLost, EnvPoisoned
+from plugrl_bridges.errors import ClientLost, EncodeError, EnvPoisoned
 from plugrl_bridges.server import report
 from plugrl_bridges.server.episodes import EpisodeCounter
 from plugrl_bridges.server.exchange import Exchange
 from plugrl_bridges.spaces import ActionLayout
+from plugrl_bridges.wire.codec import encode
 from plugrl_bridges.wire.messages import PROTOCOL_VERSION, Metadata, ResetRequest
 from plugrl_bridges.wire.session import ENV_SPEC, REUSE_FEEDBACK_OBS, SEEDED_RESET
 
@@ -112,11 +113,7 @@ class Lockstep:
         """
         self._check_usable()
         with self._hub.lock:
-            try:
-                self._exchange.wait_for_clients()
-            except BaseException as exc:
-                self._poison = exc
-                raise
+            self._exchange.wait_for_clients()
 
     def reset(
         self,
@@ -137,18 +134,19 @@ class Lockstep:
             One array per leaf, and one info dict per slot.
 
         Raises:
-            ValueError: if there is not one seed or option per slot.
+            ValueError: if there is not one seed or option per slot, or one cannot travel; nothing was sent then.
             ConnectTimeout: if the clients did not come in time.
             StepTimeout: naming the slots that did not answer in time.
             ClientLost: if a client went away and none took its place.
         """
         self.connect()
-        seeds, options = _one_per_slot("seeds", seeds, self.num_envs), _one_per_slot("options", options, self.num_envs)
+        seeds = _checked_seeds(_one_per_slot("seeds", seeds, self.num_envs))
+        options = _checked_options(_one_per_slot("options", options, self.num_envs))
         with self._hub.lock:
             if self.stepping:
                 self.wait()
             try:
-                return self._reset(seeds, [each or None for each in options])
+                return self._reset(seeds, options)
             except BaseException as exc:
                 self._poison = exc
                 raise
@@ -284,11 +282,13 @@ class Lockstep:
     def _say_what_cannot_be_reset(self, seat: Seat, *, seeded: bool, with_options: bool) -> None:
         who = f"the client of slots {report.slots_text(seat.slots)} at {seat.peer.address} does not know seeded-reset"
         if seeded:
-            self._roster.warn_once(f"{who}, so the seed of reset() cannot reach its envs: seed them there")
+            self._roster.warn_once(f"{who}, so the seed of reset() cannot reach its envs: seed them there", kind="seed")
         if with_options:
-            self._roster.warn_once(f"{who}, so the options of reset() cannot reach its envs: set them there")
+            self._roster.warn_once(
+                f"{who}, so the options of reset() cannot reach its envs: set them there", kind="options"
+            )
         if seat.held is None:
-            self._roster.warn_once(f"{who}: reset() lets its running episodes go on")
+            self._roster.warn_once(f"{who}: reset() lets its running episodes go on", kind="going on")
 
 
 def _metadata(options: BridgeOptions) -> Metadata:
@@ -302,6 +302,33 @@ def _metadata(options: BridgeOptions) -> Metadata:
     if options.action_space is not None:
         data["action_dim"] = ActionLayout(options.action_space).width
     return Metadata(data)
+
+
+def _checked_seeds(seeds: Sequence[object]) -> list[int | None]:
+    """Refuse here what every env would refuse: a client could only end its connection over it."""
+    checked: list[int | None] = []
+    for slot, seed in enumerate(seeds):
+        if seed is None:
+            checked.append(None)
+        elif isinstance(seed, (int, np.integer)) and not isinstance(seed, bool) and 0 <= int(seed) < 1 << 63:
+            checked.append(int(seed))
+        else:
+            raise ValueError(f"seeds: slot {slot} must have an int from 0 to 2**63 - 1 or None, got {seed!r}")
+    return checked
+
+
+def _checked_options(options: Sequence[Mapping[str, Any] | None]) -> list[Mapping[str, Any] | None]:
+    for slot, each in enumerate(options):
+        if each:
+            _check_travels(slot, each)
+    return [each or None for each in options]
+
+
+def _check_travels(slot: int, options: Mapping[str, Any]) -> None:
+    try:
+        encode(dict(options))
+    except (EncodeError, TypeError, ValueError) as exc:
+        raise ValueError(f"options: those of slot {slot} cannot travel: {exc}") from exc
 
 
 def _one_per_slot(name: str, given: Sequence[T | None] | None, num_envs: int) -> list[T | None]:

@@ -10,7 +10,7 @@ import os
 import ssl as ssl_module
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from gymnasium import spaces
 
@@ -21,7 +21,7 @@ __all__ = ["BridgeOptions", "OnClientLoss"]
 
 Space: TypeAlias = "spaces.Space[Any]"
 
-OnClientLoss: TypeAlias = str
+OnClientLoss: TypeAlias = Literal["truncate", "raise"]
 """``"truncate"`` or ``"raise"``; what a step does when an env client goes away."""
 
 _MAX_PORT = 65535

@@ -1,6 +1,6 @@
 """Own the texts that say who is missing, for warnings and errors: address, k of N envs, slots, time, last words.
 
-Pure: it formats what it is given. ``server.lockstep`` asks for the texts.
+Pure: it formats what it is given. ``server.exchange`` and ``server.roster`` ask for the texts.
 """
 
 from __future__ import annotations

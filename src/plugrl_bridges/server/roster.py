@@ -1,6 +1,6 @@
 """Own who is here: the connections that offer envs, their seats, the spaces they agree on, and the losses.
 
-Joins the pure slot table with what connections announce. Sends nothing and waits for nothing; ``server.lockstep`` tells
+Joins the pure slot table with what connections announce. Sends nothing and waits for nothing; ``server.exchange`` tells
 it of arrivals and losses, under the hub's lock, and makes steps of whoever sits.
 """
 
@@ -79,11 +79,14 @@ class Roster:
         """Give the seat of a connection, or None if it is new."""
         return self._seats.get(peer.number)
 
-    def warn_once(self, text: str) -> None:
-        """Log a warning the first time it is given."""
-        if text not in self._warned:
-            self._warned.add(text)
+    def warn_once(self, text: str, *, kind: str) -> None:
+        """Log a warning the first time that one of its kind is given: texts differ with every address."""
+        if kind not in self._warned:
+            self._warned.add(kind)
             logger.warning("%s", text)
+
+    def _warn_of_spaces(self, text: str) -> None:
+        self.warn_once(text, kind="spaces")
 
     def waiting_text(self, url: str, elapsed_s: float) -> str:
         """Say who is here before the first step."""
@@ -150,7 +153,7 @@ class Roster:
                 self.announced, self.observation_layout, self.action_layout = announced, layout, action_layout
             if announced.observation_space is not None:
                 announced = replace(announced, observation_space=self._surfaced(announced.observation_space))
-            announced.check_against(self.observation_layout.space, self.action_layout.space, self.warn_once)
+            announced.check_against(self.observation_layout.space, self.action_layout.space, self._warn_of_spaces)
         except SpaceError as exc:
             error = SpaceError(f"the client at {peer.address} does not fit: {exc}")
             if not self.filled:
@@ -208,4 +211,4 @@ class Roster:
             elif isinstance(effect, Parked):
                 logger.info("%s is a spare: %s", seat.peer.address, effect.reason)
                 if not self.filled and len(seat.envs) > (self.num_envs or 0):
-                    self.warn_once(f"{seat.peer.address} cannot be seated: {effect.reason}")
+                    self.warn_once(f"{seat.peer.address} cannot be seated: {effect.reason}", kind="unseatable")

@@ -1,6 +1,6 @@
 """Own what the lockstep remembers of one connection: its envs, its rows, its first observations.
 
-Pure records and the one rule that compares envs; ``server.lockstep`` fills and reads them.
+Pure records and the one rule that compares envs; ``server.roster`` fills and ``server.exchange`` reads them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from plugrl_bridges.server.peer import Peer
     from plugrl_bridges.wire.codec import Array
 
-__all__ = ["Loss", "Rows", "Seat"]
-
-Rows = "slice | Array"
+__all__ = ["Loss", "Seat"]
 
 
 @dataclass(eq=False)

@@ -1,6 +1,6 @@
 """Own who sits where: the table of slots and the connections that fill them. Pure: it returns effects, performs none.
 
-Knows no sockets, messages or clocks. ``server.lockstep`` tells it who arrived and who left, under the hub's lock, and
+Knows no sockets, messages or clocks. ``server.roster`` tells it who arrived and who left, under the hub's lock, and
 carries out what it answers.
 """
 

@@ -6,10 +6,10 @@ This package owns sockets and RFC 6455. It must not know what a message says. Se
 
 from __future__ import annotations
 
-from .connect import connect
+from .connect import check_destination, connect
 from .engine import State
 from .listen import Listener
 from .outgoing import Buffer
 from .websocket import WebSocket
 
-__all__ = ["Buffer", "Listener", "State", "WebSocket", "connect"]
+__all__ = ["Buffer", "Listener", "State", "WebSocket", "check_destination", "connect"]

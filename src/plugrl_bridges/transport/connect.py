@@ -22,7 +22,7 @@ from .engine import CORE_LOGGER, State
 from .options import Waiter, check_api_key, check_dead_peer_timeout, check_message_bound, set_options
 from .websocket import WebSocket
 
-__all__ = ["connect"]
+__all__ = ["check_destination", "connect"]
 
 _ADVICE = {
     401: "the server wants an api key: pass the api_key it was started with",
@@ -60,8 +60,7 @@ def connect(
         HandshakeError: The connection did not open; ``status`` is the HTTP status if the server sent one.
         ValueError: An argument is unusable.
     """
-    uri = _parse(url, ssl)
-    check_api_key(api_key)
+    uri = check_destination(url, api_key=api_key, ssl=ssl)
     check_message_bound(max_message_bytes)
     check_dead_peer_timeout(dead_peer_timeout_s)
     if not (math.isfinite(timeout_s) and timeout_s > 0):
@@ -90,14 +89,32 @@ def connect(
     return websocket
 
 
-def _parse(url: str, ssl: ssl_module.SSLContext | None) -> WebSocketURI:
+def check_destination(
+    url: str, *, api_key: str | None = None, ssl: ssl_module.SSLContext | None = None
+) -> WebSocketURI:
+    """Check where to connect and with what, as `connect` does first, without connecting.
+
+    Args:
+        url: As for `connect`.
+        api_key: As for `connect`.
+        ssl: As for `connect`.
+
+    Raises:
+        ValueError: naming the argument that is unusable.
+    """
+    check_api_key(api_key)
     try:
         uri = parse_uri(url)
-    except (InvalidURI, ValueError) as exc:
+    except (InvalidURI, ValueError, TypeError, AttributeError) as exc:  # the last two: it is no str
         raise ValueError(f"url must be like ws://host:port or wss://host:port/path, not {url!r}: {exc}") from exc
     if uri.username is not None or "@" in urlsplit(url).netloc:
         raise ValueError("url must not contain credentials; pass api_key")
-    if ssl is not None and not uri.secure:
+    if ssl is None:
+        return uri
+    neither = ssl_module.PROTOCOL_TLS_SERVER  # what is no context at all has no protocol
+    if getattr(ssl, "protocol", neither) is neither:
+        raise ValueError(f"ssl must be None or a client-side context as of ssl.create_default_context(), not {ssl!r}")
+    if not uri.secure:
         raise ValueError(f"ssl is given, but url {url!r} is not a wss:// one")
     return uri
 

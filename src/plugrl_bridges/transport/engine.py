@@ -18,6 +18,8 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State as CoreState
 from websockets.server import ServerProtocol
 
+from plugrl_bridges.errors import ConnectionClosed
+
 from .frames import BINARY_FINAL, CONTROL_BIT, MASK_BIT, check_header, mask_in_place, parse_header
 from .inbox import Inbox
 
@@ -81,7 +83,7 @@ class Engine:
     Args:
         core: The I/O-free core of the right side, not used yet (server) or with the request queued (client). Without
             a ``max_size``: it would count a ping between two fragments to their message.
-        address: The peer, for log messages.
+        address: The peer, for log messages and errors.
         max_message_bytes: The largest payload accepted; a larger one ends the connection with close code 1009.
         answer: Server side: what to respond to a handshake request.
     """
@@ -249,6 +251,21 @@ class Engine:
         self.stalled = False
         self.close_detail = self.close_detail or f"closed by this side with {code} {reason!r}"
         self._follow_core()
+
+    def lose(self, detail: str) -> None:
+        """Go to CLOSED, for the socket is gone; what was known about the end before stays."""
+        self.state = State.CLOSED
+        if self.close_code is None:
+            self.close_code = 1006
+            self.close_detail = self.close_detail or detail
+        self.stalled = False
+        self.pending.clear()
+
+    def closed_error(self) -> ConnectionClosed:
+        """Give the error for a call that needs an open connection."""
+        detail = self.close_detail or ("the handshake is not done" if self.state is State.CONNECTING else "")
+        code = 1006 if self.close_code is None else self.close_code
+        return ConnectionClosed(self._address, code, self.close_reason, detail)
 
     def _feed_core(self, data: bytes) -> None:
         self._core.receive_data(data)

@@ -54,14 +54,20 @@ def check_message_bound(value: object) -> None:
         raise ValueError(f"max_message_bytes must be a positive int, not {value!r}")
 
 
-def check_api_key(value: str | None) -> None:
+def check_api_key(value: object) -> None:
     """Check an ``api_key``; the text of the error does not show it.
 
     Raises:
-        ValueError: It is empty, or would not survive as an HTTP header.
+        ValueError: It is neither None nor a str, is empty, or would not survive as an HTTP header.
     """
-    if value is not None and not (value and value.isascii() and value.isprintable() and value == value.strip()):
-        raise ValueError("api_key must be printable ASCII text without spaces around it")
+    if value is not None and not (isinstance(value, str) and _fits_a_header(value)):
+        raise ValueError(
+            f"api_key must be printable ASCII text without spaces around it (got a {type(value).__name__})"
+        )
+
+
+def _fits_a_header(text: str) -> bool:
+    return bool(text) and text.isascii() and text.isprintable() and text == text.strip()
 
 
 def set_options(sock: socket.socket, dead_peer_timeout_s: float | None) -> None:

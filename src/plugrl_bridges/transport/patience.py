@@ -1,4 +1,4 @@
-"""Own the decision how long to look for a message before going to sleep for it. Pure: times come in as arguments.
+"""Own the decision how long to look for a message before going to sleep for it. Times come in as arguments.
 
 A thread that sleeps in the kernel is woken in 20 to 60 µs, more on a virtual machine, and waking it costs the sender
 as much: for a step of 200 µs that is the larger part of the boundary's price. So a wait that is expected to be short
@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Final
 
-__all__ = ["LIMIT_S", "Patience", "yield_processor"]
+__all__ = ["LIMIT_S", "Patience", "usable_processors", "yield_processor"]
 
 LIMIT_S: Final = 400e-6
 """Longest look; a wait that is expected to be longer sleeps at once."""
@@ -22,9 +23,33 @@ _WEIGHT: Final = 0.25  # of the last wait in what is expected: three or four lon
 _MARGIN: Final = 1.5
 
 
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+"""The quota of a container on Linux, where control groups are of version 2."""
+
+
 def _processors() -> int:
     affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    allowed = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    try:
+        text = _CPU_MAX.read_text(encoding="ascii")
+    except (OSError, ValueError):  # no container, no Linux, or an older one
+        return allowed
+    return usable_processors(allowed, text)
+
+
+def usable_processors(allowed: int, cpu_max: str) -> int:
+    """Say how many processors can be used at a time under a quota.
+
+    A container's quota leaves every processor visible, but time spent looking is taken from whoever should answer.
+
+    Args:
+        allowed: How many the process may run on.
+        cpu_max: What ``cpu.max`` holds: quota and period in µs, or ``max`` for no quota; anything else is none either.
+    """
+    quota, _, period = cpu_max.strip().partition(" ")
+    if not (quota.isdecimal() and period.isdecimal() and int(period)):
+        return allowed
+    return max(1, min(allowed, int(quota) // int(period)))
 
 
 def yield_processor() -> None:

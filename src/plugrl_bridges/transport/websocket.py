@@ -16,8 +16,6 @@ from websockets.exceptions import ProtocolError
 from websockets.frames import Close
 from websockets.server import ServerProtocol
 
-from plugrl_bridges.errors import ConnectionClosed
-
 from .engine import Engine, State
 from .outgoing import Buffer, MaskedWriter, gather
 from .patience import Patience, yield_processor
@@ -30,12 +28,15 @@ if TYPE_CHECKING:
     from websockets.client import ClientProtocol
     from websockets.http11 import Request, Response
 
+    from plugrl_bridges.errors import ConnectionClosed
+
 __all__ = ["WebSocket"]
 
 logger = logging.getLogger(__name__)
 
 _READ_BYTES_PER_PUMP = 1 << 23
 _REASON_BYTES = 123
+_ASK_EVERY_S = 0.1
 
 
 class WebSocket:
@@ -191,7 +192,7 @@ class WebSocket:
 
     def _raise_if_over(self) -> None:
         if self._engine.state is not State.OPEN and self._engine.state is not State.CONNECTING:
-            raise self._closed_error()
+            raise self._engine.closed_error()
 
     def _look(self, until: float) -> None:
         """Look for a message without sleeping, until one is there or the time is over."""
@@ -215,7 +216,9 @@ class WebSocket:
                 self._stream.wait.readable(remaining)
             self.pump()
 
-    def send(self, *messages: Sequence[Buffer], timeout_s: float = 60.0) -> None:
+    def send(
+        self, *messages: Sequence[Buffer], timeout_s: float = 60.0, stopping: Callable[[], bool] | None = None
+    ) -> None:
         """Send whole binary messages, all in one system call where the kernel takes them.
 
         While the peer is slow to read, what it sends is read and queued, so two big senders cannot block each other.
@@ -223,14 +226,15 @@ class WebSocket:
         Args:
             messages: Each is a sequence of C-contiguous buffers that together are one payload.
             timeout_s: Seconds for the peer to take everything.
+            stopping: Asked ten times a second while the peer does not read; True ends the send as the timeout would.
 
         Raises:
-            ConnectionClosed: The connection is not open, failed, or did not take the bytes in time. In the last two
-                cases it is closed at once: half a frame cannot be continued.
+            ConnectionClosed: The connection is not open, failed, or the peer did not take the bytes in time. In the
+                last two cases it is closed at once, without a close frame: that could only go behind a whole frame.
             TypeError: A part is no C-contiguous buffer; nothing was sent.
         """
         if self._engine.state is not State.OPEN:
-            raise self._closed_error()
+            raise self._engine.closed_error()
         # Everything is framed before anything is sent, so a buffer that is none leaves the connection as it was.
         buffers, total = gather(messages) if self._writer is None else self._writer.gather(messages)
         pending = self._engine.pending
@@ -241,7 +245,7 @@ class WebSocket:
         buffers = self._stream.joined(buffers)
         count = self._send_some(buffers)
         if count < total:
-            self._send_rest(buffers, count, timeout_s)
+            self._send_rest(buffers, count, timeout_s, stopping)
 
     def send_text(self, text: str) -> None:
         """Send a text message, as far as the socket takes it at once. PlugRL has none [1], tests have.
@@ -250,7 +254,7 @@ class WebSocket:
             ConnectionClosed: The connection is not open.
         """
         if self._engine.state is not State.OPEN:
-            raise self._closed_error()
+            raise self._engine.closed_error()
         self._engine.text(text)
         self._flush()
 
@@ -347,15 +351,16 @@ class WebSocket:
 
     def _settle(self) -> None:
         """Send what the engine has queued, and shut the socket if it says so."""
-        if not self._sending:
-            self._flush()
+        self._flush()
         if self._engine.over:
             if self._server and self._engine.state is State.CONNECTING:
                 logger.warning("connection from %s: %s", self.address, self._engine.over)
             self._lost(self._engine.over)
 
     def _flush(self) -> None:
-        """Send pending control bytes and the end of the stream, as far as the socket takes them."""
+        """Send pending control bytes and the end of the stream, as far as the socket takes them; never in mid-frame."""
+        if self._sending:
+            return
         engine = self._engine
         pending = engine.pending
         try:
@@ -383,10 +388,12 @@ class WebSocket:
         self.bytes_sent += count
         return count
 
-    def _send_rest(self, buffers: Sequence[Buffer], done: int, timeout_s: float) -> None:
+    def _send_rest(
+        self, buffers: Sequence[Buffer], done: int, timeout_s: float, stopping: Callable[[], bool] | None
+    ) -> None:
         """Send what is behind the first `done` bytes, reading meanwhile."""
         views = deque(memoryview(buffer) for buffer in buffers)
-        deadline = time.monotonic() + timeout_s
+        started = time.monotonic()
         self._sending = True
         try:
             while True:
@@ -397,7 +404,11 @@ class WebSocket:
                 views[0] = views[0][done:]
                 done = self._send_some(list(views))
                 if not done:
-                    self._wait_to_send(deadline, f"peer did not take {sum(map(len, views))} bytes in {timeout_s:g} s")
+                    waited_s = time.monotonic() - started
+                    if waited_s >= timeout_s or (stopping is not None and stopping()):
+                        self._lost(f"peer did not take {sum(map(len, views))} bytes in {waited_s:.1f} s")
+                        raise self._engine.closed_error()
+                    self._wait_to_send(timeout_s - waited_s if stopping is None else _ASK_EVERY_S)
         except BaseException:
             self.abort()
             raise
@@ -405,18 +416,14 @@ class WebSocket:
             self._sending = False
         self._settle()
 
-    def _wait_to_send(self, deadline: float, complaint: str) -> None:
+    def _wait_to_send(self, timeout_s: float) -> None:
         """Wait for room in the socket, and read what comes meanwhile."""
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            self._lost(complaint)
-            raise self._closed_error()
         # A stalled connection reads nothing: waiting for it to be readable would spin.
-        readable, _ = self._stream.wait.either(read=not self._engine.stalled, write=True, timeout_s=remaining)
+        readable, _ = self._stream.wait.either(read=not self._engine.stalled, write=True, timeout_s=timeout_s)
         if readable:
             self.pump()
             if self._engine.state is not State.OPEN:
-                raise self._closed_error()
+                raise self._engine.closed_error()
 
     def _send_failure(self, exc: OSError) -> ConnectionClosed:
         """Read what the peer sent before the failure, a close frame perhaps, and return the error to raise."""
@@ -425,23 +432,10 @@ class WebSocket:
             pass
         self._sending = False
         self._lost(exc.strerror or str(exc))
-        return self._closed_error()
+        return self._engine.closed_error()
 
     def _lost(self, detail: str) -> None:
         """Shut the socket; what was known about the end before stays."""
-        engine = self._engine
-        if engine.state is State.CLOSED:
-            return
-        engine.state = State.CLOSED
-        if engine.close_code is None:
-            engine.close_code = 1006
-            engine.close_detail = engine.close_detail or detail
-        engine.stalled = False
-        engine.pending.clear()
-        self._stream.close()
-
-    def _closed_error(self) -> ConnectionClosed:
-        engine = self._engine
-        detail = engine.close_detail or ("the handshake is not done" if engine.state is State.CONNECTING else "")
-        code = 1006 if engine.close_code is None else engine.close_code
-        return ConnectionClosed(self.address, code, engine.close_reason, detail)
+        if self._engine.state is not State.CLOSED:
+            self._engine.lose(detail)
+            self._stream.close()

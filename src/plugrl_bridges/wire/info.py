@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plugrl_bridges.errors import RemoteProtocolError
+from plugrl_bridges.errors import EncodeError, RemoteProtocolError
 from plugrl_bridges.wire.arrays import is_unicode
+from plugrl_bridges.wire.codec import encode
 
 if TYPE_CHECKING:
     from plugrl_bridges.wire.arrays import Array, Value
@@ -150,12 +151,23 @@ def _split(info: Mapping[Any, Value], m: int, rows: list[dict[str, Any]], *, top
         elif _is_batched(value, m):
             items = value.tolist() if value.ndim == 1 else [row.copy() for row in value]
         elif isinstance(value, list) and len(value) == m:
-            items = value
+            items = [_own(item) for item in value]
         else:
-            items = [value.copy() if isinstance(value, np.ndarray) else value] * m
+            items = [_own(value) for _ in range(m)]
         for i in range(m):
             if present is None or present[i]:
                 rows[i][name] = items[i]
+
+
+def _own(value: Value) -> Value:
+    """Copy a value that lives as long as the message, or that several envs would share."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, list):
+        return [_own(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _own(item) for key, item in value.items()}
+    return value
 
 
 def _is_mask(value: Value, m: int) -> bool:
@@ -185,12 +197,14 @@ def batch_infos(infos: Sequence[Mapping[str, Any]], *, nested: bool = False) -> 
             refused.update(f"{key}.{name}" for name in inner_refused)
         else:
             column = _column(values, present)
+        if column is None and isinstance(key, str):
+            column = _scalars(infos, key)
         if column is None:
             refused.add(str(key))
             continue
         name = "env_episode" if key == "episode" and not nested else key
         batched[name] = column
-        if not all(present):
+        if not all(present) or isinstance(column, list):
             batched["_" + name] = np.array(present)
     if batched and not nested and len(infos) > 1 and not _is_splittable(batched, len(infos)):
         # Nothing but maps of maps: a mask lends the array of length m that splitting wants [5.4].
@@ -205,7 +219,8 @@ def _column(values: list[Any], present: list[bool]) -> Array | None:
     except (ValueError, TypeError):
         return None
     first = arrays[0]
-    if any(array.shape != first.shape or array.dtype.kind != first.dtype.kind for array in arrays):
+    kinds = {array.dtype.kind for array in arrays}
+    if any(array.shape != first.shape for array in arrays) or (len(kinds) > 1 and (not first.shape or "U" in kinds)):
         return None
     dtype = np.result_type(*arrays)
     if dtype.kind not in "biufU" or (dtype.itemsize > 8 and dtype.kind != "U"):
@@ -215,3 +230,23 @@ def _column(values: list[Any], present: list[bool]) -> Array | None:
     if dtype.kind == "U" and not is_unicode(column.tobytes(), dtype):
         return None
     return column
+
+
+def _scalars(infos: Sequence[Mapping[str, Any]], key: str) -> list[Value] | None:
+    """List the scalars of one key where they are of several kinds, or None; None if one is no scalar of the wire.
+
+    Each keeps its own type: what is 0 in one env and 0.5 in another is an int and a float in the trainer's infos too.
+    """
+    listed: list[Value] = []
+    for info in infos:
+        value = info.get(key)
+        if isinstance(value, np.generic):
+            value = value.item()
+        if value is not None and not isinstance(value, (bool, int, float, str)):
+            return None
+        listed.append(value)
+    try:
+        encode(listed)
+    except EncodeError:  # an int beyond 64 bits, text that is no Unicode
+        return None
+    return listed

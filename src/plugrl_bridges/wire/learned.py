@@ -23,6 +23,7 @@ from plugrl_bridges.wire.messages import Action, Feedback, Infer, Message, Obser
 __all__ = ["LearnedParser"]
 
 _REMEMBER = 8
+_GIVE_UP_AFTER = 16  # misses in a row; the next hit of that length starts anew
 _MAX_FIXED_BYTES = 1 << 16
 """A layout keeps the bytes that must be the same; a message with more of them than this is not worth remembering."""
 _Spans: TypeAlias = dict[int, "tuple[Array, int]"]
@@ -66,6 +67,7 @@ class LearnedParser:
 
     def __init__(self) -> None:
         self._layouts: dict[int, _Layout] = {}
+        self._misses: dict[int, int] = {}
 
     def __call__(self, message: Buffer | str) -> Message:
         """Parse one message; see ``messages.parse_bytes``, whose results and errors are the same."""
@@ -76,7 +78,12 @@ class LearnedParser:
         if layout is not None:
             found = layout.read(view)
             if found is not None:
+                if self._misses:
+                    self._misses.pop(len(view), None)
                 return found
+            self._misses[len(view)] = self._misses.get(len(view), 0) + 1
+            if self._misses[len(view)] > _GIVE_UP_AFTER:  # text that changes at every step, say
+                return parse_bytes(view)
         spans: list[tuple[Array, int]] = []
         parsed = parse(decode(view, spans))
         self._learn(parsed, view, spans)
@@ -89,7 +96,9 @@ class LearnedParser:
             return
         self._layouts.pop(len(view), None)
         while len(self._layouts) >= _REMEMBER:
-            del self._layouts[next(iter(self._layouts))]
+            oldest = next(iter(self._layouts))
+            del self._layouts[oldest]
+            self._misses.pop(oldest, None)
         self._layouts[len(view)] = layout
 
 

@@ -383,7 +383,7 @@ def _indices(value: dict[Any, Value], key: str, message: str, clause: str) -> Ar
         raise RemoteProtocolError(f"{message}: {key} must be small non-negative ints, got {names[:8]}", clause="4.4")
     if len(set(names)) != len(names):
         raise RemoteProtocolError(f"{message}: {key} names an env twice: {names[:8]}", clause="4.4")
-    return found if found.dtype == np.int64 else found.astype(np.int64)
+    return np.array(names, np.int64)  # a copy: sessions keep it for longer than the message lives
 
 
 def _step_ids(value: dict[Any, Value], n: int, message: str, clause: str) -> Array:
