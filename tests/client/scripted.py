@@ -117,6 +117,10 @@ class Server:
         finally:
             self._ended.release()
 
+    def expects(self, connections: int) -> None:
+        """Say that so many connections are enough, though there are more scripts."""
+        del self._scripts[connections:]
+
     def __enter__(self) -> Self:
         self._thread.start()
         return self

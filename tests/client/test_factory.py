@@ -157,3 +157,9 @@ def test_build_batch_makes_the_right_kind() -> None:
     assert batch.num_envs == 2
     with pytest.raises(FactoryError, match="vector env of 2 envs, but num_envs is 3"):
         build_batch(vector, 3)
+
+
+def test_a_factory_that_returns_the_same_env_again_is_refused() -> None:
+    env = gymnasium.make("CartPole-v1")
+    with pytest.raises(FactoryError, match="same CartPole-v1 object more than once"):
+        EnvClient(lambda: env, num_envs=2, connect_timeout=0.1).run()

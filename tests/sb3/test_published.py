@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from stable_baselines3 import PPO
 
-from plugrl_bridges.errors import ConnectTimeout
+from plugrl_bridges.errors import SpaceError
 from plugrl_bridges.sb3 import PlugRLVecEnv
 from tests.foreign_client import ForeignClient
 from tests.support import STOP, ClientThread, CountingEnv, DictEnv, Puppet
@@ -216,7 +216,7 @@ def test_clients_that_do_not_fit_a_given_space_show_in_the_error() -> None:
     env = PlugRLVecEnv(num_envs=1, port=0, observation_space=ACTION_SPACE, action_space=ACTION_SPACE, connect_timeout=1)
     puppet = Puppet(env.url).infer()
     with pytest.raises(
-        ConnectTimeout, match=rf"{puppet.address} was sent away: \[5\.2\].*has shape \[3\], expected \[1\]"
+        SpaceError, match=rf"{puppet.address} does not fit: .*\[5\.2\].*has shape \[3\], expected \[1\]"
     ):
         env.reset()
     env.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import inspect
+import pickle
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -423,3 +425,20 @@ def test_a_step_that_is_begun_elsewhere_is_waited_for_by_reset(remote: Remote) -
 
 def test_what_is_known_of_the_envs_waits_for_the_clients(remote: Callable[..., PlugRemoteVecEnv]) -> None:
     assert remote(envs=2).get_attr("render_mode") == [None, None]
+
+
+@pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_it_is_neither_pickled_nor_copied(make_env: Callable[..., PlugRemoteVecEnv], how: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match="neither pickled nor copied"):
+        how(make_env())
+
+
+def test_an_info_of_the_env_cannot_pass_for_a_lost_client(remote: Callable[..., PlugRemoteVecEnv]) -> None:
+    class Liar(CountingEnv):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            return (*super().step(action)[:4], {"client_lost": True, "true": 1})
+
+    env = remote(Liar)
+    env.reset()
+    infos = env.step(np.zeros((1, 1), np.float32))[3]
+    assert infos == [{"true": 1, "TimeLimit.truncated": False}]

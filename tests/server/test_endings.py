@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
-from plugrl_bridges.errors import ClientLost, ConnectionClosed, ConnectTimeout, StepTimeout
+from plugrl_bridges.errors import ClientLost, ConnectionClosed, ConnectTimeout, SpaceError, StepTimeout
+from plugrl_bridges.spaces import space_to_wire
 from plugrl_bridges.transport import WebSocket, connect
 from tests.foreign_client import pack, unpack
-from tests.support import ACTIONS, Puppet, knows_reset, observe, wait_until
+from tests.support import ACTIONS, OBSERVATIONS, STOP, Puppet, knows_reset, observe, wait_until
 
 if TYPE_CHECKING:
     from plugrl_bridges.server.lockstep import Lockstep
@@ -157,3 +159,43 @@ def test_a_warning_is_given_once_however_often_clients_come_back(make_bridge: An
         puppet.vanish()
         wait_until(lambda: lockstep._roster.losses)
     assert caplog.text.count("cannot reach its envs") == 1
+
+
+@pytest.mark.parametrize("announces", [False, True], ids=["announces nothing", "announces its space"])
+def test_a_client_of_another_observation_space_is_an_error_at_once(make_bridge: Any, announces: bool) -> None:
+    lockstep: Lockstep = make_bridge(num_envs=1, observation_space=gym.spaces.Box(-1, 1, (4,), np.float32))
+    spec = knows_reset(observation_space=space_to_wire(OBSERVATIONS)) if announces else None
+    puppet = Puppet(lockstep.url).infer(**({"env_spec": spec} if spec else {}))
+    with pytest.raises(SpaceError, match="does not fit"):
+        lockstep.connect()
+    assert puppet.close_seen() == STOP
+    puppet.leave()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"observation_space": gym.spaces.Graph(gym.spaces.Discrete(2), None)},
+        {"action_space": gym.spaces.Text(3)},
+        {"action_space": gym.spaces.Discrete(2), "action_horizon": 4},
+    ],
+    ids=["observation_space", "action_space", "action_horizon"],
+)
+def test_a_space_that_cannot_travel_is_told_when_it_is_given(make_bridge: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(SpaceError):
+        make_bridge(**options)
+
+
+def test_what_the_trainer_writes_into_an_observation_stays_with_the_trainer(make_bridge: Any) -> None:
+    lockstep: Lockstep = make_bridge(num_envs=1)
+    puppet = Puppet(lockstep.url).infer()
+    lockstep.reset()[0][0][:] = 777
+    assert lockstep.reset()[0][0].tolist() == [[0.0, 0.0, 0.0]]
+    puppet.vanish()
+    other = Puppet(lockstep.url, (5.0,)).infer()
+    wait_until(lambda: lockstep.client_losses)
+    lockstep.send(ZERO)
+    step = lockstep.wait()
+    assert step.finals[0].arrays[0].tolist() == [[0.0, 0.0, 0.0]]
+    assert step.observations[0].tolist() == [[5.0, 0.0, 0.0]]
+    other.leave()

@@ -77,7 +77,7 @@ def test_too_few_clients_in_time_are_a_connect_timeout_that_says_how_to_start_on
         env.url,
         "1 of 4 envs are here",
         puppet.address,
-        f"plugrl-env-client --env-id <id> --num-envs 4 --url {env.url}",
+        f"plugrl-env-client --env-id <id> --num-envs 3 --url {env.url}",
     ):
         assert part in str(raised.value)
 

@@ -56,7 +56,7 @@ def test_waiting_says_who_is_here_and_how_to_start_a_client() -> None:
     text = waiting_for_clients(URL, 4, [seat("127.0.0.1:5", (0,)), seat("127.0.0.1:6", (1, 2))], 7.2, ["a note"])
     assert text == (
         f"waiting for env clients at {URL} for 7 s: 3 of 4 envs are here (127.0.0.1:5: 1; 127.0.0.1:6: 2); a note. "
-        f"Start a client with: plugrl-env-client --env-id <id> --num-envs 4 --url {URL}"
+        f"Start a client with: plugrl-env-client --env-id <id> --num-envs 1 --url {URL}"
     )
     assert "0 of ? envs are here." in waiting_for_clients(URL, None, [], 7.2)
 

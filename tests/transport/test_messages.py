@@ -17,6 +17,7 @@ from plugrl_bridges.errors import ConnectionClosed
 from plugrl_bridges.transport import Listener, State, connect
 from tests.transport.ends import (
     BOTH,
+    KEY,
     SIZES,
     Task,
     drain,
@@ -328,3 +329,43 @@ def test_everything_works_without_what_windows_lacks(asker: str, monkeypatch: py
     with peer:
         assert ours.receive(0.01) is None
     ours.abort()
+
+
+@pytest.mark.parametrize(
+    "frame", [b"\x89\x80" + KEY, b"\x8a\x80" + KEY, b"\x00\x80" + KEY], ids=["ping", "pong", "crumb"]
+)
+def test_a_flood_of_small_frames_ends_its_connection_soon(frame: bytes) -> None:
+    websocket, peer = raw_end(server=True)
+    start = b"" if frame[0] != 0 else b"\x02\x80" + KEY
+    with peer:
+        flood = Task(lambda: _pour(peer, start, frame))
+        pump_until(websocket, lambda: websocket.state is not State.OPEN)
+        assert "without a message" in websocket.close_detail
+        websocket.abort()
+        assert flood.result() < 1 << 22
+
+
+def _pour(peer: socket.socket, start: bytes, frame: bytes) -> int:
+    """Send small frames until nobody takes them; give the number of bytes."""
+    sent = 0
+    peer.settimeout(20.0)
+    try:
+        peer.sendall(start)
+        while True:
+            peer.sendall(frame * 100)
+            sent += 100 * len(frame)
+    except OSError:
+        return sent
+
+
+def test_small_frames_between_messages_are_no_flood() -> None:
+    websocket, peer = raw_end(server=True)
+    with peer:
+        for at in range(8):
+            peer.sendall((b"\x89\x80" + KEY) * 200 + b"\x82\x81" + KEY + bytes([at ^ KEY[0]]))
+            found = websocket.receive(20.0)
+            assert isinstance(found, memoryview)
+            assert bytes(found) == bytes([at])
+            websocket.recycle()
+            peer.recv(1 << 16)
+        websocket.abort()

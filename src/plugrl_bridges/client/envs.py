@@ -52,12 +52,17 @@ class EnvList(EnvBatch):
         envs: At least one, all with the same spaces.
 
     Raises:
-        FactoryError: if the spaces differ.
+        FactoryError: if the spaces differ, or two are the same object.
         SpaceError: if a space cannot travel.
     """
 
     def __init__(self, envs: Sequence[Env]) -> None:
         first = envs[0]
+        if len({id(getattr(env, "unwrapped", env)) for env in envs}) != len(envs):
+            raise FactoryError(
+                f"the env factory returned the same {name_of(first)} object more than once: it must make a new one at "
+                "each call"
+            )
         super().__init__(len(envs), first.observation_space, first.action_space, name_of(first))
         for row, env in enumerate(envs):
             if env.observation_space != first.observation_space or env.action_space != first.action_space:

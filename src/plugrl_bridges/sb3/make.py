@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 
 from plugrl_bridges.sb3.vec_env import PlugRemoteVecEnv
@@ -69,6 +70,8 @@ def make_vec_env(  # noqa: PLR0917 - the order is that of SB3's own make_vec_env
             raise ValueError(f"{name} cannot be honoured for remote environments: {_AT_THE_CLIENT[name]}")
     _check_start_index(start_index)
     made = env is None
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer))):
+        raise TypeError(f"seed must be an int or None, got {type(seed).__name__} {seed!r}")
     if env is None:
         env = _make(vec_env_cls, n_envs, vec_env_kwargs)
     else:

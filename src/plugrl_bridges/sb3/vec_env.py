@@ -153,6 +153,16 @@ class PlugRemoteVecEnv(VecEnv):
         state = f"{self.num_envs} envs" if self._connected else "waiting for clients"
         return f"<{type(self).__name__} {self.url} {state}>"
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Refuse to be pickled or copied: a listening socket and its clients cannot be.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"{self!r} can be neither pickled nor copied: its clients are connected to this one; make another"
+        )
+
     # The VecEnv methods -------------------------------------------------------------------------------------------
 
     def reset(self) -> VecEnvObs:
@@ -201,7 +211,9 @@ class PlugRemoteVecEnv(VecEnv):
         dones = step.terminated | step.truncated
         infos = step.infos
         for info in infos:
-            info.pop("terminal_observation", None)  # a client's own word for something else
+            # Words of the bridge; a client may use them for something else.
+            info.pop("terminal_observation", None)
+            info.pop("client_lost", None)
             info["TimeLimit.truncated"] = False
         if step.finals:
             self._end_episodes(step, infos)

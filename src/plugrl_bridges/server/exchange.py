@@ -15,10 +15,11 @@ import numpy as np
 
 from plugrl_bridges.errors import ClientLost, ConnectTimeout, EnvPoisoned, RaggedClientError, StepTimeout
 from plugrl_bridges.server import report
-from plugrl_bridges.server.hub import FEEDBACK_TIMEOUT, GOING_AWAY, Hub
+from plugrl_bridges.server.hub import Hub
 from plugrl_bridges.server.pool import ArrayPool
 from plugrl_bridges.server.result import Finals, StepResult
 from plugrl_bridges.server.roster import Roster
+from plugrl_bridges.wire.closing import FEEDBACK_TIMEOUT, GOING_AWAY
 from plugrl_bridges.wire.info import episode_records, split_info
 from plugrl_bridges.wire.messages import Action, Feedback, Infer, Metadata, ResetRequest
 
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 _FAST_LANE_S = 0.05  # how long one connection alone is listened to before the others get a look
 _SLICE_S = 0.5
+_COPY_BELOW_BYTES = 1 << 16
 _FIRST_REPORT_S = 5.0
 
 
@@ -325,7 +327,8 @@ class Exchange:
         self._take_held(step.observations, step.reset_infos)
         step.lost = tuple(sorted(self.roster.unreported))
         self.roster.unreported.clear()
-        self.last = step.observations
+        # The trainer may write into what it gets; a copy of large arrays would cost more than it is worth.
+        self.last = [array.copy() if array.nbytes < _COPY_BELOW_BYTES else array for array in step.observations]
         self.step = None
         return step
 

@@ -23,6 +23,7 @@ from plugrl_bridges.errors import ConnectionClosed, PlugRLError, RemoteProtocolE
 from plugrl_bridges.server.lifetime import LifeLine
 from plugrl_bridges.server.peer import Peer
 from plugrl_bridges.transport import Listener, State
+from plugrl_bridges.wire.closing import GOING_AWAY, INTERNAL_ERROR, RESYNC, STOP
 from plugrl_bridges.wire.messages import Feedback, Infer, Metadata
 from plugrl_bridges.wire.session import ServerSession
 from plugrl_bridges.wire.session import State as Due
@@ -31,15 +32,10 @@ if TYPE_CHECKING:
     from plugrl_bridges.server.options import BridgeOptions
     from plugrl_bridges.wire.codec import Buffer
 
-__all__ = ["FEEDBACK_TIMEOUT", "GOING_AWAY", "RESYNC", "STOP", "Hub", "HubConsumer"]
+__all__ = ["Hub", "HubConsumer"]
 
 logger = logging.getLogger(__name__)
 
-GOING_AWAY = 1001
-INTERNAL_ERROR = 1011
-STOP = "plugrl-server-stop"
-RESYNC = "plugrl-server-resync"
-FEEDBACK_TIMEOUT = "Feedback timeout"
 
 _HANDSHAKE_TIMEOUT_S = 10.0
 _FIRST_MESSAGE_TIMEOUT_S = 60.0  # a client may build its simulators after it connected

@@ -17,7 +17,7 @@ from plugrl_bridges.errors import ClientLost, EncodeError, EnvPoisoned
 from plugrl_bridges.server import report
 from plugrl_bridges.server.episodes import EpisodeCounter
 from plugrl_bridges.server.exchange import Exchange
-from plugrl_bridges.spaces import ActionLayout
+from plugrl_bridges.spaces import ActionLayout, ObservationLayout
 from plugrl_bridges.wire.codec import encode
 from plugrl_bridges.wire.messages import PROTOCOL_VERSION, Metadata, ResetRequest
 from plugrl_bridges.wire.session import ENV_SPEC, REUSE_FEEDBACK_OBS, SEEDED_RESET
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from plugrl_bridges.server.options import BridgeOptions
     from plugrl_bridges.server.result import StepResult
     from plugrl_bridges.server.seats import Seat
-    from plugrl_bridges.spaces import ObservationLayout
     from plugrl_bridges.wire.codec import Array
 
 __all__ = ["FEATURES", "Lockstep"]
@@ -60,6 +59,10 @@ class Lockstep:
         self._episodes: EpisodeCounter | None = None
         self._ever_reset = False
         self._closed = False
+        if options.observation_space is not None:
+            ObservationLayout(options.observation_space)  # what cannot travel is told here, and not of a client
+        if options.action_space is not None:
+            ActionLayout(options.action_space).stacked(options.action_horizon)
         self._exchange = Exchange(options, _metadata(options))
         self._hub = self._exchange.hub
         self._roster = self._exchange.roster

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
 from gymnasium import spaces
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class BridgeOptions:
         self._check_types()
         if self.api_key == "":
             raise ValueError("api_key must not be empty; None admits every client")
-        if self.on_client_loss not in {"truncate", "raise"}:
+        if self.on_client_loss not in ("truncate", "raise"):
             raise ValueError(f"on_client_loss must be 'truncate' or 'raise', got {self.on_client_loss!r}")
         self._check_episode_log()
 
@@ -104,7 +105,10 @@ class BridgeOptions:
             raise _wrong_type("host", "a host name or address", self.host)
         if not isinstance(self.ssl, ssl_module.SSLContext | None):
             raise _wrong_type("ssl", "an ssl.SSLContext or None", self.ssl)
-        if isinstance(self.allowed_origins, str):  # a sequence too, of one-letter origins
+        # A str is a sequence too, of one-letter origins.
+        if not isinstance(self.allowed_origins, (list, tuple)) or not all(
+            isinstance(origin, str) for origin in self.allowed_origins
+        ):
             raise _wrong_type("allowed_origins", "a sequence of str", self.allowed_origins)
 
     def _check_episode_log(self) -> None:
@@ -133,7 +137,7 @@ def _whole(name: str, value: object, least: int, most: int | None) -> None:
 
 
 def _seconds(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise ValueError(  # noqa: TRY004 - one kind of error for every bad number
             f"{name} must be a number of seconds above 0, got {type(value).__name__} {value!r}"
         )

@@ -42,7 +42,8 @@ def waiting_for_clients(
         text += " (" + "; ".join(f"{seat.peer.address}: {len(seat.envs)}" for seat in waiting) + ")"
     for note in notes:
         text += f"; {note}"
-    return f"{text}. Start a client with: {client_command(url, num_envs)}"
+    missing = None if num_envs is None else num_envs - have
+    return f"{text}. Start a client with: {client_command(url, missing if missing and missing > 0 else num_envs)}"
 
 
 def still_acting(url: str, seats: Sequence[Seat], num_envs: int, elapsed_s: float) -> str:

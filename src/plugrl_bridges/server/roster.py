@@ -16,10 +16,10 @@ from gymnasium import spaces
 from plugrl_bridges.errors import PlugRLError, RemoteProtocolError, SpaceError
 from plugrl_bridges.server import report
 from plugrl_bridges.server.announced import Announced
-from plugrl_bridges.server.hub import FEEDBACK_TIMEOUT
 from plugrl_bridges.server.seats import Loss, Seat
 from plugrl_bridges.server.slots import Candidate, Effect, Parked, Seated, SlotTable
 from plugrl_bridges.spaces import ActionLayout, ObservationLayout, infer_observation_space
+from plugrl_bridges.wire.closing import FEEDBACK_TIMEOUT
 from plugrl_bridges.wire.info import split_info
 
 if TYPE_CHECKING:
@@ -148,18 +148,33 @@ class Roster:
                     raise SpaceError("it announces no action space: pass action_space=")
                 action_layout = ActionLayout(action_space)
                 action_layout.stacked(self._options.action_horizon)
-                n = len(infer.env_indices)
-                layout.read(infer.observation, layout.allocate(n), slice(0, n))
+                self._check_fits(announced, layout, action_layout)
+                self._check_reads(announced, layout, infer)
                 self.announced, self.observation_layout, self.action_layout = announced, layout, action_layout
-            if announced.observation_space is not None:
-                announced = replace(announced, observation_space=self._surfaced(announced.observation_space))
-            announced.check_against(self.observation_layout.space, self.action_layout.space, self._warn_of_spaces)
+            else:
+                self._check_fits(announced, self.observation_layout, self.action_layout)
         except SpaceError as exc:
             error = SpaceError(f"the client at {peer.address} does not fit: {exc}")
             if not self.filled:
                 self.failure = error
             raise error from exc
         return self.observation_layout
+
+    def _check_fits(self, announced: Announced, layout: ObservationLayout, action_layout: ActionLayout) -> None:
+        if announced.observation_space is not None:
+            announced = replace(announced, observation_space=self._surfaced(announced.observation_space))
+        announced.check_against(layout.space, action_layout.space, self._warn_of_spaces)
+
+    def _check_reads(self, announced: Announced, layout: ObservationLayout, infer: Infer) -> None:
+        """Read the first observation before its space is fixed for all clients."""
+        n = len(infer.env_indices)
+        try:
+            layout.read(infer.observation, layout.allocate(n), slice(0, n))
+        except RemoteProtocolError as exc:
+            if self._options.observation_space is None or announced.observation_space is not None:
+                raise
+            # What the user passed is wrong as likely as the client is: a resync would only be repeated for ever.
+            raise SpaceError(f"its observations are not of the observation_space that was given: {exc}") from exc
 
     def _observation_space(self, announced: Announced, infer: Infer) -> Space:
         options = self._options

@@ -30,6 +30,12 @@ logger = logging.getLogger(__name__)
 _QUEUED_MESSAGES = 16
 """Parsing stops with this many whole messages queued: the protocol alternates, so an honest peer has two at most."""
 _PENDING_BYTES = 1 << 20
+_SMALL_FRAMES_PER_PARSE = 256
+"""Parsing stops after this many control frames and crumbs of messages: each takes the core's long road."""
+_CRUMB_BYTES = 1 << 10
+_SMALL_FRAMES = 512
+"""A peer may send so many of them without a message between, and more as time goes by; then it is a flood."""
+_SMALL_FRAMES_PER_S = 20
 _LARGE_FRAME_BYTES = 1 << 20
 _REASON_BYTES = 123
 _END_OF_HEAD = b"\r\n\r\n"
@@ -121,6 +127,8 @@ class Engine:
         self._fragments: bytearray | None = None
         self._fragments_text = False
         self._ping_count = 0
+        self._small_frames = 0  # since the last whole message
+        self._small_left = 0
         self._follow_core()
 
     @property
@@ -128,16 +136,23 @@ class Engine:
         """What the core found wrong with the HTTP handshake, if anything."""
         return self._core.handshake_exc
 
-    def parse(self) -> None:
-        """Cut and queue whole binary frames of ``inbox``; hand everything else to the core, in order."""
+    def parse(self, age_s: float) -> None:
+        """Cut and queue whole binary frames of ``inbox``; hand everything else to the core, in order.
+
+        Args:
+            age_s: Seconds since the connection began: the longer it lasts, the more pings may have come.
+        """
         self.stalled = False
+        self._small_left = _SMALL_FRAMES_PER_PARSE
         while self._may_go_on() and self._take_frame():
             pass
+        if self._small_frames > _SMALL_FRAMES + _SMALL_FRAMES_PER_S * age_s and self.state is State.OPEN:
+            self._fail(1008, f"{self._small_frames} control frames and crumbs came without a message")
 
     def _may_go_on(self) -> bool:
         """Tell whether there may be a frame to take, having dealt with what is none."""
         if self.state is State.OPEN:
-            self.stalled = len(self.queue) >= _QUEUED_MESSAGES
+            self.stalled = len(self.queue) >= _QUEUED_MESSAGES or self._small_left <= 0
             return not self.stalled
         while self.state is State.CONNECTING:
             if self.over or not self._parse_handshake():
@@ -183,8 +198,12 @@ class Engine:
             if self._server:
                 mask_in_place(inbox.array, view, body, body + size, bytes(view[body - 4 : body]))
             self.queue.append(view[body : body + size])
+            self._small_frames = 0
             inbox.lent = True
         else:
+            if size < _CRUMB_BYTES:
+                self._small_frames += 1
+                self._small_left -= 1
             self._feed_core(bytes(view[start : body + size]))
         return True
 
@@ -301,6 +320,7 @@ class Engine:
         whole, self._fragments = self._fragments, None
         if self.state is not State.OPEN:
             return
+        self._small_frames = 0
         if not self._fragments_text:
             self.queue.append(memoryview(whole))
             return

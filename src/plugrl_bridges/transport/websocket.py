@@ -72,6 +72,7 @@ class WebSocket:
         self._server = isinstance(core, ServerProtocol)
         self._stream = Stream(sock)
         self._patience = Patience()
+        self._since = time.monotonic()
         self._writer = None if self._server else MaskedWriter()
         self._sending = False
         self._engine = Engine(core, address, max_message_bytes, answer)
@@ -325,7 +326,7 @@ class WebSocket:
         if engine.pending:
             self._flush()
         if engine.stalled:
-            engine.parse()
+            engine.parse(time.monotonic() - self._since)
             self._settle()
         budget = _READ_BYTES_PER_PUMP
         while not engine.stalled and engine.state is not State.CLOSED:
@@ -342,7 +343,7 @@ class WebSocket:
             inbox.end += count
             self.bytes_received += count
             self.pings_unanswered = 0
-            engine.parse()
+            engine.parse(time.monotonic() - self._since)
             if engine.pending or engine.end_pending or engine.over:
                 self._settle()
             budget -= count
