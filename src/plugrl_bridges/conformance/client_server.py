@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RESYNC", "STOP", "Gone", "Link", "Listener"]
 
+# Spelt out anew: with the names of the code that is judged, a misspelling would go unseen.
 STOP = "plugrl-server-stop"
 RESYNC = "plugrl-server-resync"
 _GOING_AWAY = 1001
