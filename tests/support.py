@@ -7,6 +7,7 @@ import select
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     import pytest
 
+ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 3
 OBSERVATIONS = gym.spaces.Box(-np.inf, np.inf, (WIDTH,), np.float32)
 ACTIONS = gym.spaces.Box(-2.0, 2.0, (1,), np.float32)

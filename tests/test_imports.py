@@ -32,9 +32,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "conformance": frozenset({"wire", "errors"}),
     "ledger": frozenset({"spaces", "wire", "errors"}),
     "plot": frozenset(),
+    "probe_env": frozenset(),
+    "registration": frozenset(),
     **dict.fromkeys(ADAPTERS, BELOW_SERVER | {"server"}),
     **dict.fromkeys(FRONTS, BELOW_SERVER | ADAPTERS | {"server", "client", "conformance", "ledger", "plot"}),
-    ROOT: frozenset({"errors"}),
+    ROOT: frozenset({"errors", "registration"}),
 }
 
 # The wire is a pure function of bytes: nothing in there waits, shares or tells the time.

@@ -27,6 +27,14 @@ class Home:
     @staticmethod
     def make(): return gymnasium.make("CartPole-v1")
 def make(**kwargs): return gymnasium.make("CartPole-v1", **kwargs)
+def numbered(*, env_index, gain=1):
+    env = gymnasium.make("CartPole-v1")
+    env.number = gain * env_index
+    return env
+class Numbered(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Box(0, 1)
+    def __init__(self, env_index=-1): self.number = env_index
+gymnasium.register("Numbered-v0", "my_envs:Numbered")
 def raising(): raise RuntimeError("no simulator\\nmore")
 def wrong(): return 5
 number = 3
@@ -43,6 +51,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("my_envs", "broken_envs"):
         sys.modules.pop(name, None)
     gymnasium.registry.pop("Mine-v0", None)
+    gymnasium.registry.pop("Numbered-v0", None)
 
 
 def test_gym_ids() -> None:
@@ -53,6 +62,31 @@ def test_gym_ids() -> None:
 def test_functions_are_found_from_the_current_directory() -> None:
     assert env_factory("my_envs:make", {"render_mode": "rgb_array"})().render_mode == "rgb_array"
     assert isinstance(env_factory("my_envs:Home.make")(), gymnasium.Env)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "numbers"), [({}, [0, 1, 2]), ({"env_index": 5}, [5, 5, 5])], ids=["given", "chosen by the user"]
+)
+def test_who_asks_for_env_index_is_given_the_envs_number(kwargs: dict[str, Any], numbers: list[int]) -> None:
+    for make_env in (gym_factory("my_envs:Numbered-v0", kwargs), env_factory("my_envs:numbered", kwargs)):
+        batch = build_batch(make_env, 3)
+        assert isinstance(batch, EnvList)
+        assert [env.get_wrapper_attr("number") for env in batch._envs] == numbers
+        batch.close()
+    batch = build_batch(env_factory("my_envs:numbered", {"gain": 10}), 2)
+    assert isinstance(batch, EnvList)
+    assert [env.get_wrapper_attr("number") for env in batch._envs] == [0, 10]
+
+
+def test_env_index_is_not_forced_on_anybody() -> None:
+    made: list[dict[str, int]] = []
+
+    def make(**anything: int) -> gymnasium.Env[Any, Any]:
+        made.append(anything)
+        return gymnasium.make("CartPole-v1")
+
+    build_batch(make, 2).close()
+    assert made == [{}, {}]
 
 
 @pytest.mark.parametrize(

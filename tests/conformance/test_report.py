@@ -18,7 +18,7 @@ def test_nothing_found_is_a_pass() -> None:
     assert report.exit_code == 0
     assert report.violations == []
     assert report.notes == ["3.4"]
-    assert report.to_text().endswith("PASSED: 5 clauses checked, 0 violations, 1 notes\n")
+    assert report.to_text().endswith("PASSED: 5 clauses checked, 0 violations, 1 note\n")
 
 
 def test_clauses_stand_in_the_order_of_the_protocol() -> None:

@@ -19,7 +19,8 @@ And these change what is run, because a test has neither port 8000 nor minutes:
 - ports 8000 and 8001 become free ones, and a client command without ``--url`` is given the first of them;
 - ``100_000`` env steps become ``steps=`` many (512 by default), and PPO's rollouts are cut to 16 steps, one epoch;
 - ``replace="OLD=>NEW"`` does what it says;
-- ``plugrl-env-client`` is run as ``python -m plugrl_bridges.client``, which is the same program, and so are the others;
+- ``plugrl-env-client`` is run as ``python -m plugrl_bridges.client``, which is the same program, also where it is named
+  within an argument, and the other commands likewise; ``python`` is the one that runs the tests;
 - ``client="ARGUMENTS"`` (with ``run`` or ``after``) starts one more client, where the text shows none.
 """
 
@@ -48,7 +49,9 @@ if TYPE_CHECKING:
 __all__ = ["Runner"]
 
 _CLIENT = "plugrl-env-client"
+_CHECKER = "plugrl-conformance"
 _MODULES = {
+    _CHECKER: "plugrl_bridges.conformance.client_cli",
     "plugrl-bridges": "plugrl_bridges.cli",
     "plugrl-conformance-server": "plugrl_bridges.conformance.server_cli",
 }
@@ -128,9 +131,17 @@ class Runner:
             if not {"--url", "--help"}.intersection(arguments):
                 arguments += ["--url", f"ws://127.0.0.1:{self._ports[0]}"]
             return [sys.executable, "-m", "plugrl_bridges.client", *arguments]
+        if program == _CHECKER:
+            python = shlex.quote(sys.executable)
+            arguments = [
+                argument.replace(_CLIENT, f"{python} -m plugrl_bridges.client").replace(
+                    "python examples/", f"{python} examples/"
+                )
+                for argument in arguments
+            ]
         if program in _MODULES:
             return [sys.executable, "-m", _MODULES[program], *arguments]
-        assert program == "python", f"{self._block.place}: neither {_CLIENT} nor python: {command}"
+        assert program == "python", f"{self._block.place}: neither {_CLIENT}, {_CHECKER} nor python: {command}"
         if (ROOT / arguments[0]).is_file():  # an example, for a reader who stands in the project's root
             arguments[0] = str(ROOT / arguments[0])
         return [sys.executable, *arguments]

@@ -14,6 +14,7 @@ import pytest
 from stable_baselines3.common.vec_env import VecEnv
 
 from plugrl_bridges.client.cli import main as client_command
+from plugrl_bridges.conformance.client_cli import main as checker_command
 from plugrl_bridges.sb3 import PlugRemoteVecEnv
 from plugrl_bridges.server.episode_log import COLUMNS
 from plugrl_bridges.server.options import BridgeOptions
@@ -136,15 +137,20 @@ def code(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-def test_every_option_of_the_client_is_documented() -> None:
-    rows = table(DOCS / "env-client.md", "The command")
+@pytest.mark.parametrize(
+    ("command", "document", "heading"),
+    [(client_command, "env-client.md", "The command"), (checker_command, "conformance.md", "Options")],
+    ids=["plugrl-env-client", "plugrl-conformance"],
+)
+def test_every_option_of_a_command_is_documented(command: click.Command, document: str, heading: str) -> None:
+    rows = table(DOCS / document, heading)
     shown = {tuple(code(name)): code(default) for name, default, _ in rows}
-    context = click.Context(client_command, **client_command.context_settings)
-    options = [parameter for parameter in client_command.get_params(context) if isinstance(parameter, click.Option)]
+    context = click.Context(command, **command.context_settings)
+    options = [parameter for parameter in command.get_params(context) if isinstance(parameter, click.Option)]
     assert {name for names in shown for name in names} == {
         name for option in options for name in (*option.opts, *option.secondary_opts)
     }
-    text = client_command.get_help(context)
+    text = command.get_help(context)
     for option in options:
         names = (*option.opts, *option.secondary_opts)
         assert names[0] in text

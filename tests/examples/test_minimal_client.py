@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from plugrl_bridges.conformance.client_cli import main as grade_client
 from plugrl_bridges.server.policy_server import PolicyServer
 from tests.conformance.foreign_server import ForeignServer
 from tests.support import PATIENCE_S, bridge
@@ -128,6 +132,29 @@ def test_comes_back_after_a_drop() -> None:
         summary = server.run()
     assert [client.steps for client in summary.clients] == [4, 16]
     assert times[:6] == [[0, 0], [1, 1], [2, 2], [2, 2], [0, 3], [1, 4]]
+
+
+@pytest.mark.parametrize("features", [(), ("--features", "reuse-feedback-obs")], ids=["plain", "reuse offered"])
+@pytest.mark.parametrize("horizon", ["1", "4"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_conforms(dtype: str, horizon: str, features: tuple[str, ...]) -> None:
+    command = f"{shlex.quote(sys.executable)} {shlex.quote(str(CLIENT))} --num-envs 3 --url {{url}}"
+    arguments = [
+        "--port",
+        "0",
+        "--probe",
+        "--scenario",
+        "all",
+        "--action-dtype",
+        dtype,
+        "--horizon",
+        horizon,
+        *features,
+    ]
+    done = CliRunner().invoke(grade_client, [*arguments, *features, "--report", "json", "--client", command])
+    report = json.loads(done.output)
+    assert (done.exit_code, report["violations"]) == (0, 0), done.output
+    assert {each["clause"] for each in report["clauses"] if each["notes"]} == ({"10.1"} if features else set())
 
 
 def test_nobody_is_there() -> None:

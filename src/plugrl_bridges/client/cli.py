@@ -104,6 +104,12 @@ def main(
         raise click.UsageError(
             f"--num-procs {num_procs} is more than --num-envs {num_envs}: a process has one env at least"
         )
+    if summary is not None and not Path(summary).absolute().parent.is_dir():
+        raise click.UsageError(f"--summary {summary}: the folder does not exist")
+    for name, seconds in (("connect", connect_timeout), ("ping", ping_timeout)):
+        if not math.isfinite(seconds):
+            raise click.UsageError(f"--{name}-timeout must be a number of seconds, not {seconds}")
+    _check_destination(plain["url"], plain["api_key"])
     from plugrl_bridges.client.procs import ClientOptions  # noqa: PLC0415 - --help must not pay for it
 
     terminal = sys.stderr.isatty() and not quiet
@@ -122,6 +128,15 @@ def main(
         **plain,
     )
     raise SystemExit(_run(options, num_procs, terminal=terminal, quiet=quiet, summary=summary))
+
+
+def _check_destination(url: str, api_key: str | None) -> None:
+    from plugrl_bridges.transport import check_destination  # noqa: PLC0415 - --help must not pay for it
+
+    try:
+        check_destination(url, api_key=api_key)
+    except ValueError as exc:
+        raise click.UsageError(str(exc)) from exc
 
 
 def _run(options: ClientOptions, num_procs: int, *, terminal: bool, quiet: bool, summary: str | None) -> int:

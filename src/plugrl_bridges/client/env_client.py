@@ -51,7 +51,8 @@ class EnvClient:
 
     Args:
         make_env: Returns a new `gymnasium.Env`, called once per env; or a `gymnasium.vector.VectorEnv`, whose rows are
-            then the envs (autoreset mode SAME_STEP or DISABLED). ``gym_factory`` and ``env_factory`` make one of names.
+            then the envs (autoreset mode SAME_STEP or DISABLED). If it has a parameter ``env_index``, it is given the
+            env's number, from 0. ``gym_factory`` and ``env_factory`` make one of names.
         num_envs: Number of envs; None: one, or as many as the vector env has rows.
         url: ``ws://host:port`` or ``wss://…``, a path is allowed.
         seed: Env j's very first reset gets ``seed + first_env + j``; later resets are unseeded. A trainer that seeds

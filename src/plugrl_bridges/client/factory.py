@@ -1,19 +1,22 @@
 """Own the way from what the user names to envs that can be stepped, and the errors when there is none.
 
-`gym_factory` and `env_factory` make a callable of the command line's words, `build_batch` calls it. Every unusable
-factory is a `FactoryError`, raised before anything connects. ``env_client`` and ``cli`` are the callers.
+`gym_factory` and `env_factory` make a callable of the command line's words, `build_batch` calls it, with the env's
+number if it asks for ``env_index``. Every unusable factory is a `FactoryError`, raised before anything connects.
+``env_client`` and ``cli`` are the callers.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import gymnasium
+from gymnasium.envs.registration import load_env_creator
 
 from plugrl_bridges.client.envs import AnyEnv, EnvList
 from plugrl_bridges.client.vector_env import VectorBatch
@@ -28,7 +31,10 @@ __all__ = ["MakeEnv", "build_batch", "env_factory", "gym_factory"]
 
 logger = logging.getLogger(__name__)
 
-MakeEnv: TypeAlias = "Callable[[], gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]]"
+AnyMade: TypeAlias = "gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]"
+MakeEnv: TypeAlias = "Callable[[], AnyMade] | Callable[..., AnyMade]"
+
+_INDEX = "env_index"
 
 
 def gym_factory(env_id: str, kwargs: Mapping[str, Any] | None = None) -> MakeEnv:
@@ -36,7 +42,8 @@ def gym_factory(env_id: str, kwargs: Mapping[str, Any] | None = None) -> MakeEnv
 
     Args:
         env_id: As `gymnasium.make` takes it; ``module:Id-v0`` imports the module first.
-        kwargs: For `gymnasium.make`.
+        kwargs: For `gymnasium.make`. An env whose constructor has a parameter ``env_index`` is given its number within
+            the connection, unless it stands in here.
 
     Raises:
         FactoryError: if there is no such id.
@@ -46,10 +53,39 @@ def gym_factory(env_id: str, kwargs: Mapping[str, Any] | None = None) -> MakeEnv
     if colon:
         _import(module, f"env id {env_id}")
     try:
-        gymnasium.spec(rest if colon else env_id)
+        spec = gymnasium.spec(rest if colon else env_id)
     except Exception as exc:
         raise FactoryError(f"no Gymnasium environment has the id {env_id!r}: {_line(exc)}") from exc
-    return partial(gymnasium.make, env_id, **(kwargs or {}))
+    make = partial(gymnasium.make, env_id, **(kwargs or {}))
+    if _INDEX in make.keywords or not _wants_index(_creator(spec.entry_point)):
+        return make
+
+    def make_numbered(env_index: int) -> AnyMade:
+        return make(env_index=env_index)
+
+    return make_numbered
+
+
+def _creator(entry_point: object) -> object:
+    """Give what makes the env; None if it cannot be had, which `gymnasium.make` will tell better."""
+    if not isinstance(entry_point, str):
+        return entry_point
+    try:
+        return load_env_creator(entry_point)
+    except Exception as exc:  # noqa: BLE001 - the module is the user's, and may raise anything
+        logger.debug("entry point %s: %s", entry_point, exc)
+        return None
+
+
+def _wants_index(make: object) -> bool:
+    """Say whether a factory, or an env's class, has a parameter ``env_index`` that is still open."""
+    if not callable(make) or (isinstance(make, partial) and _INDEX in make.keywords):
+        return False
+    try:
+        found = inspect.signature(make).parameters.get(_INDEX)
+    except (TypeError, ValueError):  # built in, without a signature
+        return False
+    return found is not None and found.kind in {found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY}
 
 
 def env_factory(path: str, kwargs: Mapping[str, Any] | None = None) -> MakeEnv:
@@ -57,7 +93,8 @@ def env_factory(path: str, kwargs: Mapping[str, Any] | None = None) -> MakeEnv:
 
     Args:
         path: ``package.module:function``, found from the current directory too. The function returns a
-            `gymnasium.Env`, or a `gymnasium.vector.VectorEnv` whose rows are the client's envs.
+            `gymnasium.Env`, or a `gymnasium.vector.VectorEnv` whose rows are the client's envs. A parameter of the
+            name ``env_index`` is given the env's number within the connection.
         kwargs: For the function.
 
     Raises:
@@ -102,7 +139,8 @@ def build_batch(make_env: MakeEnv, num_envs: int | None, *, before_each: Callabl
     """Make the envs of one client.
 
     Args:
-        make_env: Called ``num_envs`` times, or once if it returns a vector env.
+        make_env: Called ``num_envs`` times, or once if it returns a vector env. If it has a parameter ``env_index``, it
+            is given 0, 1, …
         num_envs: None: one env, or as many as the vector env has rows.
         before_each: Called before each env is made. What it raises is let through, and the envs made so far are closed.
 
@@ -111,7 +149,7 @@ def build_batch(make_env: MakeEnv, num_envs: int | None, *, before_each: Callabl
         SpaceError: if the spaces cannot travel.
     """
     before_each()
-    first = _make(make_env)
+    first = _make(make_env, 0)
     made = [first]
     try:
         if isinstance(first, gymnasium.vector.VectorEnv):
@@ -121,9 +159,9 @@ def build_batch(make_env: MakeEnv, num_envs: int | None, *, before_each: Callabl
                 )
             return VectorBatch(first)
         envs = [first]
-        for _ in range((num_envs or 1) - 1):
+        for row in range(1, num_envs or 1):
             before_each()
-            env = _make(make_env)
+            env = _make(make_env, row)
             made.append(env)
             if isinstance(env, gymnasium.vector.VectorEnv):
                 raise FactoryError("the factory returned first an env, then a vector env")
@@ -135,9 +173,10 @@ def build_batch(make_env: MakeEnv, num_envs: int | None, *, before_each: Callabl
         raise
 
 
-def _make(make_env: MakeEnv) -> AnyEnv:
+def _make(make_env: MakeEnv, row: int) -> AnyEnv:
     try:
-        env = make_env()
+        numbered: dict[str, int] = {_INDEX: row} if _wants_index(make_env) else {}
+        env = cast("Callable[..., AnyMade]", make_env)(**numbered)
     except Exception as exc:
         logger.exception("the env factory failed")
         raise FactoryError(f"the env factory failed: {_line(exc)}") from exc

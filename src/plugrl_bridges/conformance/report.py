@@ -124,7 +124,7 @@ class Report:
             count = f"{record.checked} checked"
             for number, what in ((record.violations, "violation"), (record.notes, "note")):
                 if number:
-                    count += f", {number} {what}{'s' if number > 1 else ''}"
+                    count += f", {_count(number, what)}"
             lines.append(f"{label:<21}{record.verdict:<10} {count}")
             for mark, details in (("x", record.violation_details), ("!", record.note_details)):
                 for detail in details:
@@ -133,7 +133,10 @@ class Report:
                 lines.extend(_indented(f"{times} x {text}"))
         violations, notes = (sum(getattr(record, kind) for record in records) for kind in ("violations", "notes"))
         verdict = "FAILED" if violations else "PASSED"
-        lines += ["", f"{verdict}: {len(records)} clauses checked, {violations} violations, {notes} notes"]
+        counted = (
+            f"{_count(len(records), 'clause')} checked, {_count(violations, 'violation')}, {_count(notes, 'note')}"
+        )
+        lines += ["", f"{verdict}: {counted}"]
         return "\n".join(lines) + "\n"
 
     def to_json(self) -> str:
@@ -169,6 +172,10 @@ class Report:
 def _keep(details: list[str], detail: str) -> None:
     if len(details) < MAX_DETAILS and detail not in details:
         details.append(detail)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _order(clause: str) -> tuple[int, tuple[int, ...], str]:

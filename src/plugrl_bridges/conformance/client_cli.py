@@ -1,0 +1,119 @@
+"""Own the ``plugrl-conformance`` command: words on a command line in, a report on stdout.
+
+Exit codes: 0 without a violation, 1 with one, 2 for a wrong command line or a port that is taken, 130 and 143 after
+SIGINT and SIGTERM; the client that was started is ended in every case.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from plugrl_bridges.conformance.client_options import SCENARIOS, ClientCheckOptions
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["main"]
+
+_FEATURES = ("reuse-feedback-obs", "env-spec")
+
+
+def _features(_context: click.Context, _option: click.Parameter, value: str | None) -> frozenset[str]:
+    """Split the list of features."""
+    names = frozenset(filter(None, (name.strip() for name in (value or "").split(","))))
+    unknown = sorted(names.difference(_FEATURES))
+    if unknown:
+        raise click.BadParameter(f"{', '.join(unknown)}: those that can be checked are {', '.join(_FEATURES)}")
+    return names
+
+
+@click.command(
+    name="plugrl-conformance", context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+)
+@click.option(
+    "--client", metavar="COMMAND",
+    help="Shell command that starts the client, once per scenario. {host}, {port} and {url} are replaced.",
+)  # fmt: skip
+@click.option("--scenario", type=click.Choice([*SCENARIOS, "all"]), default="basic", help="What to lead it through.")
+@click.option("--probe", is_flag=True, help="The client runs the probe environment: check what it does with actions.")
+@click.option("--steps", type=click.IntRange(1), default=20, help="Exchanges per scenario.")
+@click.option("--horizon", type=click.IntRange(1), default=4, help="Steps per chunk.")
+@click.option("--action-dim", type=click.IntRange(1), default=7, help="Width of an action.")
+@click.option(
+    "--action-dtype", type=click.Choice(["float32", "float64"]), default="float32", help="Dtype of the actions."
+)
+@click.option(
+    "--features", metavar="NAMES", callback=_features,
+    help=f"Optional features to offer, separated by commas: {', '.join(_FEATURES)}.",
+)  # fmt: skip
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, help="Port to listen on; 0: a free one.")
+@click.option(
+    "--timeout", type=click.FloatRange(0, min_open=True), default=30.0, help="Seconds to wait for what is due."
+)
+@click.option("--report", type=click.Choice(["text", "json"]), default="text", help="Form of the report on stdout.")
+def main(
+    *,
+    client: str | None,
+    scenario: str,
+    probe: bool,
+    steps: int,
+    horizon: int,
+    action_dim: int,
+    action_dtype: str,
+    features: frozenset[str],
+    host: str,
+    port: int,
+    timeout: float,
+    report: str,
+) -> None:
+    """Grade an env client, clause by clause.
+
+    Be the training server that it connects to, and report what breaks the protocol (a violation, exit status 1) and
+    what others may stumble over (a note).
+
+    \b
+    plugrl-conformance --steps 20 --client "./my_client 127.0.0.1 8000"
+    plugrl-conformance --probe --scenario all --client "./my_client --probe 127.0.0.1 8000"
+    """  # noqa: D301 - the backspace is click's mark of lines that are not to be wrapped
+    # --help must not pay for these.
+    import logging  # noqa: PLC0415
+
+    from plugrl_bridges.conformance.client_checker import check_client  # noqa: PLC0415
+
+    logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGTERM, _terminate)
+    options = ClientCheckOptions(
+        client=client,
+        scenarios=SCENARIOS if scenario == "all" else (scenario,),
+        probe=probe,
+        steps=steps,
+        horizon=horizon,
+        action_dim=action_dim,
+        action_dtype=action_dtype,
+        features=features,
+        host=host,
+        port=port,
+        timeout_s=timeout,
+    )
+    try:
+        found = check_client(options)
+    except OSError as exc:
+        click.echo(f"plugrl-conformance: cannot listen on {host}:{port}: {exc}", err=True)
+        raise SystemExit(2) from exc
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    click.echo(found.to_json() if report == "json" else found.to_text(), nl=False)
+    raise SystemExit(found.exit_code)
+
+
+def _terminate(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""The checker itself: our own client, a client that hangs, one that was started elsewhere, and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from plugrl_bridges.client import EnvClient, gym_factory
+from plugrl_bridges.conformance import client_talk
+from plugrl_bridges.conformance.client_checker import check_client
+from plugrl_bridges.conformance.client_options import SCENARIOS, ClientCheckOptions
+from tests.support import PATIENCE_S, ROOT, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from plugrl_bridges.conformance import Report
+
+PROBE = "plugrl_bridges:PlugRL/Probe-v0"
+OURS = [sys.executable, "-m", "plugrl_bridges.client", "--url", "{url}", "--log-level", "error"]
+COMMAND = [sys.executable, "-W", "error", "-m", "plugrl_bridges.conformance.client_cli"]
+
+
+def scripted(*words: str) -> str:
+    command = [sys.executable, "-m", "tests.conformance.scripted_client", "{url}", *words]
+    return f"cd {shlex.quote(str(ROOT))} && exec {shlex.join(command)}"
+
+
+@pytest.fixture
+def little_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_talk, "_LATE_S", 0.05)
+
+
+# Our own client -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("little_delay")
+@pytest.mark.parametrize("features", ["", "reuse-feedback-obs"], ids=["plain", "reuse"])
+@pytest.mark.parametrize("horizon", [1, 4])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("envs", [1, 3])
+def test_our_client_passes_without_notes(envs: int, dtype: str, horizon: int, features: str) -> None:
+    options = ClientCheckOptions(
+        client=shlex.join([*OURS, "--env-id", PROBE, "--num-envs", str(envs)]),
+        scenarios=SCENARIOS,
+        probe=True,
+        steps=10,
+        horizon=horizon,
+        action_dtype=dtype,
+        features=frozenset(filter(None, [features])),
+        port=0,
+    )
+    report = check_client(options)
+    assert (report.violations, report.notes) == ([], []), report.to_text()
+    clauses = {record.clause for record in report.records}
+    assert clauses >= {"1", "4", "4.2", "5.2", "5.3", "5.4", "7.1", "7.2", "7.4", "7.6", "8.1"}
+    # With one env, four steps are an episode: nothing is ever observed that need not be sent.
+    assert ("10.1" in clauses) == (bool(features) and (envs, horizon) != (1, 4))
+
+
+@pytest.mark.usefixtures("little_delay")
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        (["--env-id", PROBE, "--num-envs", "2"], {"probe": True, "features": {"env-spec", "reuse-feedback-obs"}}),
+        (["--env-id", PROBE, "--env-kwargs", '{"action_dim": 2}'], {"probe": True, "action_dim": 2}),
+        (["--env-id", PROBE, "--no-reuse", "--no-info"], {"probe": True, "action_dtype": "float64"}),
+        (["--env-id", "Pendulum-v1", "--num-envs", "2"], {"action_dim": 1, "features": {"env-spec"}}),
+    ],
+    ids=["all features", "narrow", "nothing optional", "any environment"],
+)
+def test_our_client_passes_otherwise_too(command: list[str], options: dict[str, Any]) -> None:
+    features = frozenset(options.pop("features", ()))
+    report = check_client(
+        ClientCheckOptions(client=shlex.join([*OURS, *command]), port=0, steps=8, features=features, **options)
+    )
+    assert (report.violations, report.notes) == ([], []), report.to_text()
+
+
+# Clients that hang, and what is left of them --------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name != "posix", reason="process groups")
+def test_a_client_that_hangs_is_reported_in_time_and_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    begun = time.monotonic()
+    report = check_client(
+        ClientCheckOptions(client=scripted("2", "hangs"), scenarios=SCENARIOS, probe=True, port=0, timeout_s=1.5)
+    )
+    assert time.monotonic() - begun < 1.5 + 5.0  # it starts, hangs, and ignores the request to end
+    assert report.violations == ["4.2"]
+    [record] = [record for record in report.records if record.clause == "4.2"]
+    assert record.violation_details == ["no feedback came within 1.5 s"]
+    assert report.preamble[-1] == "not run, since the client hung in scenario basic: resync, text"
+    found = re.search(r"hanging: (\d+) (\d+)", capfd.readouterr().err)
+    assert found is not None
+    wait_until(lambda: not any(_runs(int(pid)) for pid in found.groups()))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("fault", "clause", "detail"),
+    [
+        ("lingers after stop", "7.1", "the client was still running 1 s after plugrl-server-stop"),
+        ("nobody", "1", "the client did not connect within 1 s"),
+    ],
+)
+def test_waiting_has_an_end(fault: str, clause: str, detail: str) -> None:
+    client = "sleep 60" if fault == "nobody" else scripted("1", fault)
+    report = check_client(ClientCheckOptions(client=client, steps=2, port=0, timeout_s=1.0))
+    assert report.violations == [clause], report.to_text()
+    assert report.records[[r.clause for r in report.records].index(clause)].violation_details == [detail]
+
+
+def test_a_command_that_does_not_exist_is_a_client_that_did_not_come() -> None:
+    report = check_client(ClientCheckOptions(client="no-such-client-anywhere 2>&-", port=0))
+    assert report.violations == ["1"]
+    assert "did not connect; it ended with exit status 127" in report.to_text()
+
+
+# Clients that were started elsewhere ----------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def meanwhile(work: Callable[[str], object], **options: Any) -> Report:
+    """Check while ``work`` is done in another thread, given the URL."""
+    port = free_port()
+    faults: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work(f"ws://127.0.0.1:{port}")
+        except BaseException as exc:  # noqa: BLE001 - raised below
+            faults.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        report = check_client(ClientCheckOptions(port=port, timeout_s=PATIENCE_S, steps=4, **options))
+    finally:
+        thread.join(PATIENCE_S)
+    assert not faults, faults
+    return report
+
+
+def test_a_client_may_be_started_elsewhere() -> None:
+    report = meanwhile(lambda url: EnvClient(gym_factory(PROBE), url=url, connect_timeout=PATIENCE_S).run(), probe=True)
+    assert (report.violations, report.notes) == ([], []), report.to_text()
+    assert "7.1" in {record.clause for record in report.records}
+
+
+def test_one_connection_at_a_time_is_judged() -> None:
+    report = check_client(ClientCheckOptions(client=scripted("1", "two connections"), steps=2, probe=True, port=0))
+    assert (report.violations, report.notes) == ([], ["1"]), report.to_text()
+    assert "only the first was judged" in report.records[0].note_details[0]
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def run(*words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False, timeout=timeout_s, cwd=ROOT)
+
+
+def test_the_command_grades_our_client_quickly() -> None:
+    client = shlex.join([*OURS, "--env-id", PROBE, "--num-envs", "3"])
+    begun = time.monotonic()
+    done = run("--probe", "--scenario", "all", "--port", "0", "--steps", "20", "--report", "json", "--client", client)
+    assert time.monotonic() - begun < 15.0
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["passed"], report["violations"], report["notes"]) == (True, 0, 0)
+    assert "scenario resync, waiting for a client" in done.stderr
+
+
+def test_the_command_fails_with_a_violation() -> None:
+    done = run("--probe", "--port", "0", "--steps", "3", "--client", scripted("1", "last-step reward"))
+    assert done.returncode == 1
+    assert "[5.4]                VIOLATION" in done.stdout
+    assert re.search(r"\nFAILED: \d+ clauses checked, \d+ violations, \d+ notes?\n$", done.stdout)
+
+
+def test_a_taken_port_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        done = run("--port", str(listener.getsockname()[1]))
+    assert done.returncode == 2
+    assert "plugrl-conformance: cannot listen on 127.0.0.1:" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--features", "seeded-reset"], "those that can be checked are reuse-feedback-obs, env-spec"),
+        (["--timeout", "0"], "timeout"),
+        (["--action-dtype", "int8"], "int8"),
+        (["--steps", "0"], "steps"),
+    ],
+)
+def test_wrong_words_are_refused(words: list[str], text: str) -> None:
+    done = run(*words)
+    assert done.returncode == 2
+    assert text in done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_checker_and_its_client(number: int, status: int) -> None:
+    checker = subprocess.Popen(
+        [*COMMAND, "--port", "0", "--client", scripted("1", "hangs")], stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert checker.stderr is not None
+    with checker.stderr as lines:
+        found = next(match for line in lines if (match := re.match(r"hanging: (\d+) (\d+)", line)))
+        checker.send_signal(number)
+        assert checker.wait(PATIENCE_S) == status
+    wait_until(lambda: not any(_runs(int(pid)) for pid in found.groups()))
+
+
+def test_help_is_quick_and_shows_the_examples() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert '  plugrl-conformance --probe --scenario all --client "./my_client --probe 127.0.0.1 8000"\n' in done.stdout
+    code = (
+        "import plugrl_bridges.conformance.client_cli, sys; print({'numpy', 'gymnasium', 'torch'} & set(sys.modules))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert loaded.stdout == "set()\n"
