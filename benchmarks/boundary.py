@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NUM_ENVS = 16
-BLOCK = 50
+BLOCK = 200
+WARM_UP = 20  # steps of a block that are not recorded: caches and sleepers wake after the turns of the others
 STALL_S = 0.04
 
 
@@ -151,11 +152,11 @@ def measure(name: str, steps: int) -> dict[str, dict[str, float]]:
     try:
         actions = np.array([[space.sample() for _ in range(NUM_ENVS)] for _ in range(BLOCK)])
         for arm in arms.values():
-            for _ in range(4):
+            for _ in range(2):
                 arm.run(actions, record=False)
         for _ in tqdm(range(-(-steps // BLOCK)), desc=name, unit="block", file=sys.stderr, disable=None):
             for arm in arms.values():
-                arm.run(actions[:2], record=False)  # wakes caches and processes that slept during the others' turns
+                arm.run(actions[:WARM_UP], record=False)
                 arm.run(actions, record=True)
     finally:
         for arm in arms.values():

@@ -165,7 +165,7 @@ class Exchange:
         buffers = self._session.feedback(
             Feedback(
                 observation=batch.layout.write(batch.observations, picked),
-                env_indices=self._indices[at],
+                env_indices=self._indices if picked is None else self._indices[picked],
                 step_ids=step_ids,
                 rewards=batch.rewards[at] if self._knows_spec else batch.rewards[at].astype(np.float32),
                 terminated=terminated,

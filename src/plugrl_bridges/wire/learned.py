@@ -68,6 +68,7 @@ class LearnedParser:
     def __init__(self) -> None:
         self._layouts: dict[int, _Layout] = {}
         self._misses: dict[int, int] = {}
+        self._names: dict[bytes, Array] = {}
 
     def __call__(self, message: Buffer | str) -> Message:
         """Parse one message; see ``messages.parse_bytes``, whose results and errors are the same."""
@@ -91,7 +92,7 @@ class LearnedParser:
 
     def _learn(self, message: Message, view: memoryview, spans: list[tuple[Array, int]]) -> None:
         try:
-            layout = _Learner(view, {id(array): (array, start) for array, start in spans}).layout(message)
+            layout = _Learner(view, {id(array): (array, start) for array, start in spans}, self._names).layout(message)
         except _Unlearnable:
             return
         self._layouts.pop(len(view), None)
@@ -105,8 +106,9 @@ class LearnedParser:
 class _Learner:
     """Take one parsed message apart into what is fixed and what is read anew."""
 
-    def __init__(self, view: memoryview, spans: _Spans) -> None:
+    def __init__(self, view: memoryview, spans: _Spans, names: dict[bytes, Array]) -> None:
         self.view = view
+        self.names = names
         self.spans = spans
         self.taken: list[tuple[Array, int]] = []
 
@@ -133,6 +135,13 @@ class _Learner:
             fill,
         )
 
+    def _same_names(self, names: Array) -> Array:
+        """Give one and the same array for the same envs in every layout: sessions know it again without a look."""
+        key = names.tobytes()
+        if key not in self.names and len(self.names) >= _REMEMBER:
+            self.names.clear()
+        return self.names.setdefault(key, names.copy())
+
     def _take(self, array: Array) -> int:
         """Have an array read anew each time; give its place among the arrays."""
         if id(array) not in self.spans or array.dtype.kind == "U":  # that text is Unicode is checked by value [3.4]
@@ -151,7 +160,7 @@ class _Learner:
         )
 
     def _feedback(self, message: Feedback) -> _Fill:
-        observation, indices = self._observation(message.observation), message.env_indices.copy()
+        observation, indices = self._observation(message.observation), self._same_names(message.env_indices)
         steps, rewards = self._take(message.step_ids), self._take(message.rewards)
         terminated, truncated = self._take(message.terminated), self._take(message.truncated)
         info = self._nested(message.info)
@@ -163,7 +172,7 @@ class _Learner:
     def _infer(self, message: Infer) -> _Fill:
         if message.env_spec is not None:  # once in a connection's life
             raise _Unlearnable
-        observation, indices = self._observation(message.observation), message.env_indices.copy()
+        observation, indices = self._observation(message.observation), self._same_names(message.env_indices)
         steps, reuse = self._take(message.step_ids), message.reuse
         reset_info = None if message.reset_info is None else self._nested(message.reset_info)
         return lambda arrays: Infer(
@@ -173,7 +182,7 @@ class _Learner:
     def _action(self, message: Action) -> _Fill:
         if message.reset is not None:
             raise _Unlearnable
-        indices = None if message.env_ids is None else message.env_ids.copy()
+        indices = None if message.env_ids is None else self._same_names(message.env_ids)
         action = self._take(message.action)
         return lambda arrays: Action(indices, arrays[action])
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from plugrl_bridges.wire.arrays import data_of
 from plugrl_bridges.wire.codec import decode, join_small
 from plugrl_bridges.wire.messages import Action, Feedback, Infer, Message, to_bytes
-from plugrl_bridges.wire.observation import blank_text
 
 if TYPE_CHECKING:
     import numpy as np
 
     from plugrl_bridges.wire.arrays import Array, Buffer
+    from plugrl_bridges.wire.observation import Observation
 
 __all__ = ["LearnedWriter"]
 
@@ -61,48 +61,59 @@ class LearnedWriter:
         taken = _arrays_of(message)
         if taken is None:
             return to_bytes(message)
-        names, arrays = taken
+        names, arrays, blank = taken
         layouts = self._layouts.setdefault(type(message), [])
         for layout in layouts:
             if layout.fits(names, arrays):
                 return layout.write(arrays)
         buffers = to_bytes(message)
         if len(layouts) < _REMEMBER:  # a connection with ever new layouts is not worth learning from
-            learned = _learn(names, arrays, b"".join(buffers))
+            learned = _learn(names, arrays, blank, b"".join(buffers))
             if learned is not None:
                 layouts.append(learned)
         return buffers
 
 
-def _arrays_of(message: Message) -> tuple[_Names, list[Array]] | None:
-    """Give a message's arrays in the order in which they travel; None if there is more to it than its arrays."""
+def _arrays_of(message: Message) -> tuple[_Names, list[Array], int | None] | None:
+    """Take a message apart; None if there is more to it than its arrays.
+
+    Returns:
+        What its layout depends on beside its arrays; the arrays in the order in which they travel; and, where there is
+        no text, the place among them of the blank one that travels in its stead, which is no different from a constant.
+    """
     if isinstance(message, Feedback):
         if message.info:
             return None
-        observation, rows = message.observation, len(message.env_indices)
-        text = blank_text(rows) if observation.text is None else observation.text
-        return (tuple(observation.images), tuple(observation.states)), [
-            message.env_indices, message.step_ids, *observation.images.values(), *observation.states.values(), text,
-            message.rewards, message.terminated, message.truncated,
-        ]  # fmt: skip
+        names, observed, blank = _observed(message.observation, len(message.env_indices))
+        arrays = [message.env_indices, message.step_ids, *observed]
+        arrays += [message.rewards, message.terminated, message.truncated]
+        return names, arrays, None if blank is None else 2 + blank
     if isinstance(message, Infer):
         if message.env_spec is not None or message.reset_info:
             return None
-        observation = message.observation
-        arrays = [*observation.images.values(), *observation.states.values()]
-        arrays.append(blank_text(message.rows_sent) if observation.text is None else observation.text)
+        names, arrays, blank = _observed(message.observation, message.rows_sent)
         arrays += [message.env_indices, message.step_ids]
         if message.reuse is not None:
             arrays.append(message.reuse)
-        return (tuple(observation.images), tuple(observation.states)), arrays
+        return names, arrays, blank
     if isinstance(message, Action) and message.reset is None and message.env_ids is not None:
-        return (), [message.env_ids, message.action]
+        return (), [message.env_ids, message.action], None
     return None
 
 
-def _learn(names: _Names, arrays: list[Array], data: bytes) -> _Layout | None:
+def _observed(observation: Observation, rows: int) -> tuple[_Names, list[Array], int | None]:
+    names = (tuple(observation.images), tuple(observation.states))
+    arrays = [*observation.images.values(), *observation.states.values()]
+    if observation.text is not None:
+        return names, [*arrays, observation.text], None
+    return (*names, (str(rows),)), arrays, len(arrays)
+
+
+def _learn(names: _Names, arrays: list[Array], blank: int | None, data: bytes) -> _Layout | None:
     spans: list[tuple[Array, int]] = []
     decode(data, spans)
+    if blank is not None:
+        del spans[blank]
     if [(found.shape, found.dtype) for found, _ in spans] != [(array.shape, array.dtype) for array in arrays]:
         return None
     between = []

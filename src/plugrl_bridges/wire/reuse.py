@@ -26,30 +26,47 @@ class ReuseRule:
     def __init__(self) -> None:
         self._legal: set[int] = set()
         self._ended: set[int] = set()
+        self._steady: tuple[Array, Array] | None = None  # names of envs that are all legal, and a mark for each
 
     def note_feedback(self, env_indices: Array, terminated: Array, truncated: Array) -> None:
         """Take in a feedback: its envs may be reused, except those whose episode it ended."""
+        ended = terminated | truncated
+        none_ended = b"\x01" not in ended.tobytes()
+        if none_ended and self._is_steady(env_indices):
+            return
         names = env_indices.tolist()
         self._legal.update(names)
         if self._ended:
             self._ended.difference_update(names)
-        ended = terminated | truncated
-        if ended.any():
+        if none_ended:
+            marks = np.ones(len(names), np.bool_)
+            marks.flags.writeable = False
+            self._steady = (env_indices, marks)
+        else:
             self.forget(env_indices[ended].tolist())
+
+    def _is_steady(self, env_indices: Array) -> bool:
+        """Tell whether these are the very names of the last feedback, and no env was forgotten since."""
+        return self._steady is not None and self._steady[0] is env_indices
 
     def forget(self, envs: Iterable[int]) -> None:
         """Take in that envs were reset, or are about to be: their next observation was never sent."""
+        self._steady = None
         names = tuple(envs)
         self._legal.difference_update(names)
         self._ended.update(names)
 
     def marks(self, env_indices: Array) -> Array:
         """Give the bool ``[n]`` array of rows that may be marked."""
+        if self._steady is not None and self._steady[0] is env_indices:
+            return self._steady[1]
         legal = self._legal
         return np.array([env in legal for env in env_indices.tolist()], dtype=np.bool_)
 
     def fault(self, env_indices: Array, reuse: Array) -> str | None:
         """Say which env of an infer may not be marked, and why; None if all marks are legal."""
+        if self._is_steady(env_indices):
+            return None
         marked = env_indices[reuse].tolist()
         if self._legal.issuperset(marked):
             return None
