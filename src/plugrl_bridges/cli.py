@@ -85,6 +85,8 @@ def serve_policy(
     plugrl-bridges serve-policy model.zip --port 8000 --episodes 20
     plugrl-env-client --env-id Pendulum-v1 --num-envs 4 --seed 0
     """  # noqa: D301 - the backspace is click's mark of lines that are not to be wrapped
+    if summary is not None and not Path(summary).absolute().parent.is_dir():
+        raise click.UsageError(f"--summary {summary}: the folder does not exist")
     terminal = sys.stderr.isatty() and not quiet
     _configure_logging("warning" if quiet and log_level in {"debug", "info"} else log_level, terminal=terminal)
     try:
@@ -97,7 +99,7 @@ def serve_policy(
     try:
         loaded = load_model(model, algorithm=algo, device=device)
         policy = ModelPolicy(loaded, deterministic=deterministic, action_horizon=horizon)
-    except ValueError as exc:
+    except (OSError, ValueError) as exc:
         raise click.UsageError(str(exc)) from exc
     if seed is not None:
         loaded.set_random_seed(seed)
@@ -127,11 +129,14 @@ def _serve(server: PolicyServer, line: _ProgressLine | None, *, quiet: bool, sum
     if line is not None:
         line.clear()
     done = server.summary
-    if summary is not None:
-        Path(summary).write_text(json.dumps(_as_json(done), indent=2) + "\n", encoding="utf-8")
     if not quiet:
         for text in _summary_lines(done):
             click.echo(text)
+    if summary is not None:
+        try:
+            Path(summary).write_text(json.dumps(_as_json(done), indent=2) + "\n", encoding="utf-8")
+        except OSError as exc:
+            error = error or exc
     if error is not None:
         return _fail(error)
     if signals.received is not None:

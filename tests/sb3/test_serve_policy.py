@@ -132,6 +132,7 @@ def test_wrong_command_lines(trained: Callable[[str], Path], tmp_path: Path) -> 
         ([path, "--algo", "dqn"], "cannot be loaded as a model of DQN"),
         ([path, "--horizon", "4"], "no chunks of 4"),
         ([path, "--episode-log", str(tmp_path / "none" / "log.csv")], "episode_log"),
+        ([path, "--summary", str(tmp_path / "none" / "summary.json")], "the folder does not exist"),
     ):
         done = CliRunner().invoke(main, ["serve-policy", *arguments, "--port", "0"])
         assert done.exit_code == 2, (arguments, done.output)
@@ -144,6 +145,17 @@ def test_guesses_the_algorithm(algorithm: Any, env_id: str, tmp_path: Path) -> N
     algorithm("MlpPolicy", env_id, device="cpu", **options).save(tmp_path / "model.zip")
     assert guess_algorithm(tmp_path / "model.zip") == algorithm.__name__.lower()
     assert type(load_model(tmp_path / "model.zip", device="cpu")) is algorithm
+
+
+@pytest.mark.parametrize("damage", [{"policy.pth": b"garbage"}, {"policy.pth": b""}], ids=["garbage", "nothing"])
+def test_a_damaged_model_is_one_line(trained: Callable[[str], Path], tmp_path: Path, damage: dict[str, bytes]) -> None:
+    damaged = tmp_path / "damaged.zip"
+    with zipfile.ZipFile(trained("CartPole-v1")) as source, zipfile.ZipFile(damaged, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, damage.get(name, source.read(name)))
+    done = CliRunner().invoke(main, ["serve-policy", str(damaged), "--port", "0"])
+    assert done.exit_code == 2, done.output
+    assert "cannot be loaded as a model of PPO" in " ".join(done.output.split())
 
 
 def test_does_not_guess_what_it_does_not_know(trained: Callable[[str], Path], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -53,7 +54,7 @@ def guess_algorithm(path: str | os.PathLike[str]) -> str:
     try:
         with zipfile.ZipFile(path) as archive:
             settings = json.loads(archive.read("data"))
-    except (zipfile.BadZipFile, KeyError, ValueError) as exc:
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError) as exc:
         raise ValueError(f"{path} is no model that Stable-Baselines3 saved: {exc}") from exc
     policy_class = settings.get("policy_class") if isinstance(settings, dict) else None
     if isinstance(policy_class, dict) and not str(policy_class.get("__module__")).startswith(_OTHERS):
@@ -81,7 +82,9 @@ def load_model(path: str | os.PathLike[str], *, algorithm: str | None = None, de
     kind: type[BaseAlgorithm] = getattr(stable_baselines3, name.upper())
     try:
         return kind.load(Path(path), device=device)
-    except (KeyError, TypeError, AttributeError, RuntimeError, AssertionError, ModuleNotFoundError) as exc:
+    except OSError:
+        raise
+    except Exception as exc:  # a pickle that is damaged can raise anything
         raise ValueError(f"{path} cannot be loaded as a model of {name.upper()}: {exc!r}") from exc
 
 
