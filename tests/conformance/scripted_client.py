@@ -240,7 +240,7 @@ class Client:
         if self.fault != "sends before metadata":
             self.send(websocket, self.infer(rows))
         while True:
-            data = websocket.recv()
+            data = self.next(websocket)
             if isinstance(data, str):
                 self.give_up(websocket, rows)
                 continue
@@ -263,6 +263,11 @@ class Client:
                 self.finish(websocket)
             rows = list(range(self.count)) if self.fault == "feeds back half" else done
             self.send(websocket, self.infer(rows))
+
+    def next(self, websocket: Any) -> Any:
+        if self.fault == "stops reading":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return websocket.recv()
 
     def give_up(self, websocket: Any, rows: list[int]) -> None:
         """Deal with a text frame [7.4]."""

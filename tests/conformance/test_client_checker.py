@@ -13,20 +13,20 @@ import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import psutil
 import pytest
 
 from plugrl_bridges.client import EnvClient, gym_factory
-from plugrl_bridges.conformance import client_talk
+from plugrl_bridges.conformance import Report, client_checker, client_talk
 from plugrl_bridges.conformance.client_checker import check_client
 from plugrl_bridges.conformance.client_options import SCENARIOS, ClientCheckOptions
+from plugrl_bridges.conformance.client_server import Link, Stalled
 from tests.support import PATIENCE_S, ROOT, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from plugrl_bridges.conformance import Report
 
 PROBE = "plugrl_bridges:PlugRL/Probe-v0"
 OURS = [sys.executable, "-m", "plugrl_bridges.client", "--url", "{url}", "--log-level", "error"]
@@ -106,6 +106,41 @@ def test_a_client_that_hangs_is_reported_in_time_and_ended(capfd: pytest.Capture
     found = re.search(r"hanging: (\d+) (\d+)", capfd.readouterr().err)
     assert found is not None
     wait_until(lambda: not any(_runs(int(pid)) for pid in found.groups()))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGSTOP")
+@pytest.mark.parametrize(
+    ("scenario", "clause", "detail"),
+    [
+        ("basic", "4.2", "the client did not read an action within 6 s"),
+        ("resync", "7.2", "the client did not come back after a resync within 6 s"),
+    ],
+)
+def test_a_client_that_stops_reading_is_reported_in_time(
+    scenario: str, clause: str, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if scenario == "resync":  # the action that is stuck is then the one right before the close frame
+        monkeypatch.setattr(client_checker._Scenario, "_exchange", lambda *_: None)
+    begun = time.monotonic()
+    report = check_client(
+        ClientCheckOptions(
+            client=scripted("3", "stops reading"), scenarios=(scenario,), horizon=20000, action_dim=100, port=0,
+            timeout_s=6.0,
+        )
+    )  # fmt: skip
+    assert time.monotonic() - begun < 6.0 + 6.0 + 5.0  # it starts, is waited for, and is ended by force
+    assert report.violations == [clause], report.to_text()
+    [record] = [record for record in report.records if record.clause == clause]
+    assert record.violation_details == [detail]
+
+
+def test_metadata_that_nobody_reads_are_reported() -> None:
+    link = mock.Mock(Link, extensions="", **{"receive.return_value": None, "send.side_effect": Stalled})
+    report = Report("")
+    with pytest.raises(client_talk.Hung):
+        client_talk.Talk(link, report, ClientCheckOptions(timeout_s=3), wanted=1).open()
+    assert report.violations == ["5.1"]
+    assert "did not read the metadata within 3 s" in report.to_text()
 
 
 def _runs(pid: int) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from plugrl_bridges.conformance.client_checks import Broken
 from plugrl_bridges.conformance.client_process import ClientProcess
-from plugrl_bridges.conformance.client_server import RESYNC, STOP, Gone, Link, Listener
+from plugrl_bridges.conformance.client_server import RESYNC, STOP, Gone, Link, Listener, Stalled
 from plugrl_bridges.conformance.client_talk import Finished, Hung, Talk
 from plugrl_bridges.conformance.report import Report
 
@@ -46,7 +46,7 @@ def check_client(options: ClientCheckOptions) -> Report:
     Raises:
         OSError: if the port cannot be had.
     """
-    with Listener(options.host, options.port, close_timeout_s=options.timeout_s) as listener:
+    with Listener(options.host, options.port, timeout_s=options.timeout_s) as listener:
         address = f"ws://{options.host}:{listener.port}"
         report = Report(f"env client at {address}")
         seen = "what the client did with its actions" if options.probe else "the messages only, no probe environment"
@@ -146,6 +146,8 @@ class _Scenario:
             answer = talk.link.receive(self._options.timeout_s)
         except Gone:
             pass
+        except Stalled:
+            self._hung("7.4", f"the client did not read a text frame within {self._seconds}")
         else:
             if answer is None:
                 self._hung("7.4", f"the client was still connected {self._seconds} after a text frame")

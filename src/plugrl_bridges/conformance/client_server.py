@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from websockets.sync.server import ServerConnection
 
-__all__ = ["RESYNC", "STOP", "Gone", "Link", "Listener"]
+__all__ = ["RESYNC", "STOP", "Gone", "Link", "Listener", "Stalled"]
 
 # Spelt out anew: with the names of the code that is judged, a misspelling would go unseen.
 STOP = "plugrl-server-stop"
@@ -47,18 +47,24 @@ class Gone(Exception):
         self.reason = reason
 
 
+class Stalled(Exception):
+    """Say that a client did not read what was sent to it; its connection was ended."""
+
+
 class Link:
     """Speak with one client, from one thread.
 
     Args:
         connection: Open.
+        timeout_s: How long a client may take to read a message.
     """
 
-    def __init__(self, connection: ServerConnection) -> None:
+    def __init__(self, connection: ServerConnection, timeout_s: float) -> None:
         request = connection.request
         self.extensions = ", ".join(request.headers.get_all("Sec-WebSocket-Extensions")) if request is not None else ""
         """What the client offered in its handshake."""
         self._connection = connection
+        self._timeout_s = timeout_s
         self._held_back: list[str | bytes] = []
         self._order = threading.Event()
         self._ended = threading.Event()
@@ -90,11 +96,26 @@ class Link:
 
         Raises:
             Gone: if the connection has ended.
+            Stalled: if the client does not read it in time.
         """
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self._shut_down()
+
+        watchdog = threading.Timer(self._timeout_s, give_up)
+        watchdog.daemon = True
+        watchdog.start()
         try:
             self._connection.send(message)
         except ConnectionClosed as exc:
-            raise self._gone() from exc
+            if not late.is_set():
+                raise self._gone() from exc
+        finally:
+            watchdog.cancel()
+        if late.is_set():
+            raise Stalled
 
     def close(self, reason: str, *, last: bytes | None = None) -> None:
         """Begin to close with 1001; return at once.
@@ -118,8 +139,7 @@ class Link:
 
     def abort(self) -> None:
         """End the connection without ado."""
-        with contextlib.suppress(OSError):
-            self._connection.socket.shutdown(socket.SHUT_RDWR)
+        self._shut_down()
         self._order.set()
 
     def serve(self) -> None:
@@ -127,10 +147,14 @@ class Link:
         self._order.wait()
         if self._close is not None:
             if self._last is not None:
-                with contextlib.suppress(ConnectionClosed):
-                    self._connection.send(self._last)
+                with contextlib.suppress(Gone, Stalled):
+                    self.send(self._last)
             self._connection.close(*self._close)
         self._ended.set()
+
+    def _shut_down(self) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.socket.shutdown(socket.SHUT_RDWR)
 
     def _gone(self) -> Gone:
         frame = self._connection.protocol.close_rcvd
@@ -143,16 +167,17 @@ class Listener:
     Args:
         host: Address to listen on.
         port: Port, 0 for a free one.
-        close_timeout_s: How long a client may take to answer a close frame.
+        timeout_s: How long a client may take to read a message, and to answer a close frame.
 
     Raises:
         OSError: if the port cannot be had.
     """
 
-    def __init__(self, host: str, port: int, *, close_timeout_s: float) -> None:
+    def __init__(self, host: str, port: int, *, timeout_s: float) -> None:
         self._arrivals: queue.Queue[Link] = queue.Queue()
         self._links: list[Link] = []
-        options: dict[str, Any] = {"compression": None, "max_size": None, "close_timeout": close_timeout_s}
+        self._timeout_s = timeout_s
+        options: dict[str, Any] = {"compression": None, "max_size": None, "close_timeout": timeout_s}
         if "ping_interval" in inspect.signature(serve).parameters:
             options["ping_interval"] = None  # clients that step without a thread of their own answer late
         quiet = logging.getLogger(f"{__name__}.websockets")
@@ -174,7 +199,7 @@ class Listener:
         self._thread.join()
 
     def _handle(self, connection: ServerConnection) -> None:
-        link = Link(connection)
+        link = Link(connection, self._timeout_s)
         self._links.append(link)
         self._arrivals.put(link)
         link.serve()

@@ -11,7 +11,7 @@ import numpy as np
 
 from plugrl_bridges import __version__
 from plugrl_bridges.conformance.client_checks import ENV_SPEC, REUSE, Broken, MessageChecks
-from plugrl_bridges.conformance.client_server import Gone
+from plugrl_bridges.conformance.client_server import Gone, Stalled
 from plugrl_bridges.conformance.probe_checks import ProbeModel, probe_actions
 from plugrl_bridges.wire.codec import encode
 
@@ -66,6 +66,7 @@ class Talk:
 
         Raises:
             Broken: if the client is gone.
+            Hung: if it does not read the metadata.
         """
         self._checks.check(
             not self.link.extensions,
@@ -84,6 +85,8 @@ class Talk:
         except Gone as exc:
             self._report.violation("4", f"the client left before the metadata came: {exc}")
             raise Broken from exc
+        except Stalled as exc:
+            self._stalled("5.1", "the metadata", exc)
 
     def _metadata(self) -> dict[str, Value]:
         """Give metadata over 2 MiB; on a second connection without whatever a client must not require."""
@@ -138,6 +141,8 @@ class Talk:
             self.link.send(message)
         except Gone as exc:
             self._left(exc, "infer")
+        except Stalled as exc:
+            self._stalled("4.2", "an action", exc)
 
     def end(self) -> None:
         """Look back on what the client made of the offered features."""
@@ -188,6 +193,10 @@ class Talk:
             "after a reconnect the first message is an infer",
             f"the first message after a reconnect is a {kind}: what the client still holds must be dropped",
         )
+
+    def _stalled(self, clause: str, what: str, cause: Stalled) -> NoReturn:
+        self._report.violation(clause, f"the client did not read {what} within {self._options.timeout_s:g} s")
+        raise Hung from cause
 
     def _left(self, gone: Gone, due: str) -> NoReturn:
         """Judge that the client left when this message was due of it.
