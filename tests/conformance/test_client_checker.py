@@ -260,15 +260,15 @@ def test_wrong_words_are_refused(words: list[str], text: str) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_checker_and_its_client(number: int, status: int) -> None:
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 129)])
+def test_a_signal_ends_the_checker_and_its_client(name: str, status: int) -> None:
     checker = subprocess.Popen(
         [*COMMAND, "--port", "0", "--client", scripted("1", "hangs")], stderr=subprocess.PIPE, text=True, cwd=ROOT
     )
     assert checker.stderr is not None
     with checker.stderr as lines:
         found = next(match for line in lines if (match := re.match(r"hanging: (\d+) (\d+)", line)))
-        checker.send_signal(number)
+        checker.send_signal(getattr(signal, name))
         assert checker.wait(PATIENCE_S) == status
     wait_until(lambda: not any(_runs(int(pid)) for pid in found.groups()))
 

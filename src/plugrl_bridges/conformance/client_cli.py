@@ -1,7 +1,7 @@
 """Own the ``plugrl-conformance`` command: words on a command line in, a report on stdout.
 
-Exit codes: 0 without a violation, 1 with one, 2 for a wrong command line or a port that is taken, 130 and 143 after
-SIGINT and SIGTERM; the client that was started is ended in every case.
+Exit codes: 0 without a violation, 1 with one, 2 for a wrong command line or a port that is taken, 129, 130 and 143
+after SIGHUP, SIGINT and SIGTERM; the client that was started is ended in every case.
 """
 
 from __future__ import annotations
@@ -87,6 +87,9 @@ def main(
 
     logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stderr)
     signal.signal(signal.SIGTERM, _terminate)
+    # The client has a session of its own: a terminal that goes away does not end it. Under nohup it is to go on.
+    if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _terminate)
     options = ClientCheckOptions(
         client=client,
         scenarios=SCENARIOS if scenario == "all" else (scenario,),
