@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,12 +18,13 @@ from unittest import mock
 
 import psutil
 import pytest
+from websockets.sync.client import connect
 
 from plugrl_bridges.client import EnvClient, gym_factory
 from plugrl_bridges.conformance import Report, client_checker, client_talk
 from plugrl_bridges.conformance.client_checker import check_client
 from plugrl_bridges.conformance.client_options import SCENARIOS, ClientCheckOptions
-from plugrl_bridges.conformance.client_server import Link, Stalled
+from plugrl_bridges.conformance.client_server import Link, Listener, Stalled
 from tests.support import PATIENCE_S, ROOT, wait_until
 
 if TYPE_CHECKING:
@@ -210,6 +212,17 @@ def test_one_connection_at_a_time_is_judged() -> None:
     report = check_client(ClientCheckOptions(client=scripted("1", "two connections"), steps=2, probe=True, port=0))
     assert (report.violations, report.notes) == ([], ["1"]), report.to_text()
     assert "only the first was judged" in report.records[0].note_details[0]
+
+
+def test_whoever_never_shakes_hands_does_not_keep_the_checker() -> None:
+    with contextlib.ExitStack() as stack:
+        with Listener("127.0.0.1", 0, timeout_s=0.5) as listener:
+            stack.enter_context(socket.create_connection(("127.0.0.1", listener.port)))
+            with connect(f"ws://127.0.0.1:{listener.port}"):
+                # Accepted in the order of arrival, so the silent one was too.
+                assert listener.next(PATIENCE_S, given_up=lambda: False) is not None
+            begun = time.monotonic()
+        assert time.monotonic() - begun < 5.0
 
 
 # The command ----------------------------------------------------------------------------------------------------------

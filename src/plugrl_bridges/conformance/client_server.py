@@ -31,6 +31,8 @@ STOP = "plugrl-server-stop"
 RESYNC = "plugrl-server-resync"
 _GOING_AWAY = 1001
 _TICK_S = 0.05
+_OPEN_TIMEOUT_S = 10.0
+"""At most so long a handshake may take; the end of the check has to wait for it."""
 
 
 class Gone(Exception):
@@ -167,7 +169,8 @@ class Listener:
     Args:
         host: Address to listen on.
         port: Port, 0 for a free one.
-        timeout_s: How long a client may take to read a message, and to answer a close frame.
+        timeout_s: How long a client may take to read a message, to answer a close frame, and, up to 10 s, for its
+            handshake.
 
     Raises:
         OSError: if the port cannot be had.
@@ -177,7 +180,12 @@ class Listener:
         self._arrivals: queue.Queue[Link] = queue.Queue()
         self._links: list[Link] = []
         self._timeout_s = timeout_s
-        options: dict[str, Any] = {"compression": None, "max_size": None, "close_timeout": timeout_s}
+        options: dict[str, Any] = {
+            "compression": None,
+            "max_size": None,
+            "open_timeout": min(_OPEN_TIMEOUT_S, timeout_s),
+            "close_timeout": timeout_s,
+        }
         if "ping_interval" in inspect.signature(serve).parameters:
             options["ping_interval"] = None  # clients that step without a thread of their own answer late
         quiet = logging.getLogger(f"{__name__}.websockets")
