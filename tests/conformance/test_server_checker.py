@@ -13,16 +13,21 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from plugrl_bridges.conformance import Report
 from plugrl_bridges.conformance.server_checker import Phase, ServerChecker, ServerCheckOptions
 from plugrl_bridges.conformance.server_cli import main
+from plugrl_bridges.conformance.server_line import CannotGoOn, Line
 from plugrl_bridges.errors import PlugRLError, RaggedClientError
 from plugrl_bridges.server.lockstep import Lockstep
 from plugrl_bridges.server.options import BridgeOptions
 from plugrl_bridges.server.policy_server import PolicyServer
+from tests.conformance.foreign_server import ForeignServer
 from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from websockets.sync.server import ServerConnection
 
 ACTIONS = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
 LOCKSTEP = [Phase.EXCHANGE, Phase.ERRORS, Phase.REUSE, Phase.STOP]
@@ -140,6 +145,23 @@ def test_lockstep_passes_with_notes() -> None:
     trainer = Trainer(1000, num_envs=3)
     report = trainer.check(list(Phase), timeout_s=1.0, until_stop=True)
     assert (report.violations, report.notes, report.exit_code) == ([], ["4.3", "4.4"], 0), report.to_text()
+
+
+def test_an_empty_frame_is_not_overlooked() -> None:
+    """It came before it was asked for, and must be judged all the same."""
+
+    class Server(ForeignServer):
+        def serve(self, connection: ServerConnection, own: set[int]) -> None:
+            connection.send(b"")
+            super().serve(connection, own)
+
+    report = Report("")
+    with Server().running() as server, Line(report, "127.0.0.1", server.port, PATIENCE_S) as line:
+        assert line.has_frame()
+        with pytest.raises(CannotGoOn):
+            line.action([0], clause="4.4", what="an infer")
+    assert report.violations == ["3"], report.to_text()
+    assert "a frame of 0 bytes is no message" in report.to_text()
 
 
 def test_nobody_listens() -> None:

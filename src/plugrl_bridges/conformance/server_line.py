@@ -141,7 +141,9 @@ class Line:
             RunEnded: if the server says stop instead.
         """
         try:
-            frame, self._frame = self._frame or self._websocket.recv(self._timeout_s), None
+            frame, self._frame = self._frame, None
+            if frame is None:
+                frame = self._websocket.recv(self._timeout_s)
         except TimeoutError:
             self._report.violation(clause, f"no action within {self._timeout_s:g} s after {what}")
             raise CannotGoOn from None
