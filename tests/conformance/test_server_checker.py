@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -171,6 +175,31 @@ def test_nobody_listens() -> None:
     assert done.exit_code == 1
     assert "no WebSocket connection" in done.output
     assert "not checked, since the server is gone" in done.output
+
+
+def test_a_host_that_cannot_be_one_is_said_in_a_line() -> None:
+    done = CliRunner().invoke(main, ["--host", "a..b"])
+    assert done.exit_code == 2
+    assert done.output.startswith("plugrl-conformance-server: 'a..b' is no name of a host: ")
+    assert done.output.count("\n") == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_ends_the_check(name: str, status: int) -> None:
+    class Server(ForeignServer):
+        def metadata(self) -> bytes:
+            checker.send_signal(getattr(signal, name))
+            assert checker.wait(PATIENCE_S) == status
+            return super().metadata()
+
+    with Server().running() as server:
+        checker = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "plugrl_bridges.conformance.server_cli", "--port", str(server.port)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        output, _ = checker.communicate(timeout=PATIENCE_S)
+    assert (checker.returncode, output) == (status, "")
 
 
 def test_listener_that_is_no_server() -> None:

@@ -1,11 +1,18 @@
 """Own the ``plugrl-conformance-server`` command: it grades a training server, clause by clause.
 
-Exit codes: 0 if nothing is violated, 1 after a violation, 2 for a wrong command line.
+Exit codes: 0 if nothing is violated, 1 after a violation, 2 for a wrong command line, 130 and 143 after SIGINT and
+SIGTERM.
 """
 
 from __future__ import annotations
 
+import signal
+from typing import TYPE_CHECKING
+
 import click
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 __all__ = ["main"]
 
@@ -49,6 +56,11 @@ def main(
     \b
     plugrl-conformance-server --port 8000 --state-dim 3 --until-stop
     """  # noqa: D301 - the backspace is click's mark of lines that are not to be wrapped
+    try:
+        host.encode("idna")  # as the look-up of the address will do
+    except UnicodeError as exc:
+        click.echo(f"plugrl-conformance-server: {host!r} is no name of a host: {exc}", err=True)
+        raise SystemExit(2) from exc
     from plugrl_bridges.conformance.server_checker import (  # noqa: PLC0415 - --help must not pay for it
         ServerChecker,
         ServerCheckOptions,
@@ -58,9 +70,19 @@ def main(
         host=host, port=port, state_key=state_key, state_dim=state_dim, image_key=image_key, image_size=image_size,
         exchanges=exchanges, timeout_s=timeout, until_stop=until_stop, max_exchanges=max_exchanges,
     )  # fmt: skip
-    found = ServerChecker(options).run()
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        found = ServerChecker(options).run()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
     click.echo(found.to_json() if report == "json" else found.to_text(), nl=False)
     raise SystemExit(found.exit_code)
+
+
+def _terminate(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":
