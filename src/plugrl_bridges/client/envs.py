@@ -142,9 +142,16 @@ class EnvList(EnvBatch):
                     live = [row for row in live if not (terminated[row] or truncated[row])]
         except Exception as exc:
             raise self.failed("step", row, exc) from exc
-        self.rewards[:], self.lengths[:] = rewards, lengths
-        self.terminated[:], self.truncated[:] = terminated, truncated
-        self.steps = sum(lengths)
+        self.rewards[:] = rewards
+        if self.any_ended or len(actions) > 1 or len(rows) < n:
+            self.lengths[:] = lengths
+            self.terminated[:], self.truncated[:] = terminated, truncated
+            self.steps = sum(lengths)
+        else:  # one step of everybody, and nobody's last
+            self.lengths.fill(1)
+            self.terminated.fill(False)
+            self.truncated.fill(False)
+            self.steps = n
 
     def step_info_of(self, row: int) -> Mapping[str, Any]:
         """Give the info of a row's last step."""

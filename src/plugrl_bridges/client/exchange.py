@@ -189,7 +189,7 @@ class Exchange:
         marks = self._session.marks(self._probe) if self._reuse else None
         if marks is None:
             observation = batch.layout.write(batch.observations)
-        elif marks.all():
+        elif b"\x00" not in marks.tobytes():  # all of them; numpy's own all() takes ten times as long
             observation = self._nothing
         else:
             observation = batch.layout.write(batch.observations, ~marks)

@@ -209,12 +209,15 @@ class PlugRemoteVecEnv(VecEnv):
         """
         step = self._lockstep.wait()
         dones = step.terminated | step.truncated
-        infos = step.infos
-        for info in infos:
-            # Words of the bridge; a client may use them for something else.
-            info.pop("terminal_observation", None)
-            info.pop("client_lost", None)
-            info["TimeLimit.truncated"] = False
+        if any(step.infos):
+            infos = step.infos
+            for info in infos:
+                # Words of the bridge; a client may use them for something else.
+                info.pop("terminal_observation", None)
+                info.pop("client_lost", None)
+                info["TimeLimit.truncated"] = False
+        else:
+            infos = [{"TimeLimit.truncated": False} for _ in step.infos]
         if step.finals:
             self._end_episodes(step, infos)
         return self._nest(step.observations), step.rewards.astype(np.float32), dones, infos

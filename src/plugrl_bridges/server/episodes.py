@@ -49,7 +49,7 @@ class EpisodeCounter:
             if not stepped:
                 self._lengths[slot] -= self._horizon
         done = step.terminated | step.truncated
-        if done.any():
+        if b"\x01" in done.tobytes():
             self._end(np.flatnonzero(done).tolist(), step)
 
     def restart(self, slots: Sequence[int]) -> None:

@@ -283,7 +283,7 @@ class ClientSession(_Session):
         if REUSE_FEEDBACK_OBS not in self.features:
             return None
         marks = self._reuse.marks(infer.env_indices)
-        return marks if marks.any() else None
+        return marks if b"\x01" in marks.tobytes() else None
 
     def infer(self, infer: Infer) -> list[Buffer]:
         """Give the buffers of an infer.
