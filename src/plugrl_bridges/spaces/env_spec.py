@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from plugrl_bridges.errors import RemoteProtocolError, SpaceError
-from plugrl_bridges.wire.arrays import MAX_NDIM, dtype_of
+from plugrl_bridges.wire.arrays import MAX_NDIM, MAX_TEXT_LENGTH, dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,6 @@ _MAX_BYTES = 1 << 28
 """One observation of an announced space may be this large: a space is a few bytes, its bounds are as large as it is."""
 _MAX_LEAVES = 4096
 _MAX_DEPTH = 32
-_MAX_TEXT_LENGTH = 999_999  # of a typestr on the wire
 _BYTES_PER_CHARACTER = 128  # what Gymnasium's Text keeps for each character of its charset
 
 
@@ -210,7 +209,7 @@ class _Builder:
 
     def _text(self, wire: dict[str, Value], _: int) -> Space:
         longest, shortest, charset = _int(wire["max_length"]), _int(wire["min_length"]), wire["charset"]
-        if not isinstance(charset, str) or not 1 <= longest <= _MAX_TEXT_LENGTH:
+        if not isinstance(charset, str) or not 1 <= longest <= MAX_TEXT_LENGTH:
             raise ValueError(f"a Text of at most {longest} characters")
         self._charge(4 * longest + _BYTES_PER_CHARACTER * len(charset))
         return spaces.Text(longest, min_length=shortest, charset=charset)

@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from plugrl_bridges.errors import RemoteProtocolError, SpaceError
+from plugrl_bridges.wire.arrays import MAX_TEXT_LENGTH
 from plugrl_bridges.wire.messages import Observation
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ Path: TypeAlias = "tuple[str | int, ...]"
 ROOT_NAME = "obs"
 """Name under which the only leaf of a space without keys travels."""
 _CHANNELS_LAST_AT_MOST = 4
-_MAX_TEXT_LENGTH = 999_999  # of a typestr on the wire
 
 
 class Channel(enum.Enum):
@@ -183,7 +183,7 @@ def _leaves(space: Space, path: Path = ()) -> list[Leaf]:
         return [leaf for at, inner in enumerate(space.spaces) for leaf in _leaves(inner, (*path, at))]
     name = "/".join(map(str, path)) or ROOT_NAME
     if isinstance(space, spaces.Text):
-        if not 1 <= space.max_length <= _MAX_TEXT_LENGTH:
+        if not 1 <= space.max_length <= MAX_TEXT_LENGTH:
             raise SpaceError(f"observation entry {name!r}: text of {space.max_length} characters cannot travel")
         return [Leaf(path, name, Channel.TEXT, space, (), np.dtype(f"=U{space.max_length}"))]
     if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):

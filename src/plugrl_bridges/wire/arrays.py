@@ -22,6 +22,7 @@ __all__ = [
     "ARRAY_START",
     "JOIN_BELOW_BYTES",
     "MAX_NDIM",
+    "MAX_TEXT_LENGTH",
     "Array",
     "Buffer",
     "Value",
@@ -48,6 +49,8 @@ ARRAY_START = b"\x84\xc4\x0b__ndarray__\xc3\xc4\x04data"
 """How an array begins whose keys stand in the usual order, which is that of openpi's msgpack_numpy."""
 
 _TYPESTR = re.compile(r"([<>|])([biufU])([1-9][0-9]{0,5})")
+MAX_TEXT_LENGTH = 999_999
+"""Characters that the typestr of a text array can state: six digits."""
 _ITEMSIZES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8)}
 _NDARRAY_KEYS = {b"__ndarray__", b"data", b"dtype", b"shape"}
 _NPGENERIC_KEYS = {b"__npgeneric__", b"data", b"dtype"}

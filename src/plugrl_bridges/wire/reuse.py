@@ -32,7 +32,7 @@ class ReuseRule:
         """Take in a feedback: its envs may be reused, except those whose episode it ended."""
         ended = terminated | truncated
         none_ended = b"\x01" not in ended.tobytes()
-        if none_ended and self._is_steady(env_indices):
+        if none_ended and self._marks_of_all(env_indices) is not None:
             return
         names = env_indices.tolist()
         self._legal.update(names)
@@ -45,9 +45,9 @@ class ReuseRule:
         else:
             self.forget(env_indices[ended].tolist())
 
-    def _is_steady(self, env_indices: Array) -> bool:
-        """Tell whether these are the very names of the last feedback, and no env was forgotten since."""
-        return self._steady is not None and self._steady[0] is env_indices
+    def _marks_of_all(self, env_indices: Array) -> Array | None:
+        """Give a mark for each, if these are the very names of the last feedback and no env was forgotten since."""
+        return self._steady[1] if self._steady is not None and self._steady[0] is env_indices else None
 
     def forget(self, envs: Iterable[int]) -> None:
         """Take in that envs were reset, or are about to be: their next observation was never sent."""
@@ -58,14 +58,15 @@ class ReuseRule:
 
     def marks(self, env_indices: Array) -> Array:
         """Give the bool ``[n]`` array of rows that may be marked."""
-        if self._steady is not None and self._steady[0] is env_indices:
-            return self._steady[1]
+        every = self._marks_of_all(env_indices)
+        if every is not None:
+            return every
         legal = self._legal
         return np.array([env in legal for env in env_indices.tolist()], dtype=np.bool_)
 
     def fault(self, env_indices: Array, reuse: Array) -> str | None:
         """Say which env of an infer may not be marked, and why; None if all marks are legal."""
-        if self._is_steady(env_indices):
+        if self._marks_of_all(env_indices) is not None:
             return None
         marked = env_indices[reuse].tolist()
         if self._legal.issuperset(marked):
