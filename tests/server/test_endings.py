@@ -147,7 +147,7 @@ def test_waiting_for_clients_in_vain_can_be_tried_again(make_bridge: Any) -> Non
         lockstep.connect()
     puppet = Puppet(lockstep.url).infer()
     wait_until(lambda: lockstep._roster.filled)
-    assert lockstep.reset()[0][0].tolist() == [[0.0, 0.0, 0.0]]
+    assert lockstep.reset().observations[0].tolist() == [[0.0, 0.0, 0.0]]
     puppet.leave()
 
 
@@ -189,8 +189,8 @@ def test_a_space_that_cannot_travel_is_told_when_it_is_given(make_bridge: Any, o
 def test_what_the_trainer_writes_into_an_observation_stays_with_the_trainer(make_bridge: Any) -> None:
     lockstep: Lockstep = make_bridge(num_envs=1)
     puppet = Puppet(lockstep.url).infer()
-    lockstep.reset()[0][0][:] = 777
-    assert lockstep.reset()[0][0].tolist() == [[0.0, 0.0, 0.0]]
+    lockstep.reset().observations[0][:] = 777
+    assert lockstep.reset().observations[0].tolist() == [[0.0, 0.0, 0.0]]
     puppet.vanish()
     other = Puppet(lockstep.url, (5.0,)).infer()
     wait_until(lambda: lockstep.client_losses)

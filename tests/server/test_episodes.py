@@ -26,11 +26,13 @@ def result(rewards: list[float], *, terminated: tuple[int, ...] = (), truncated:
         terminated=ends[0],
         truncated=ends[1],
         finals=[],
-        infos=[{} for _ in rewards],
-        reset_infos={},
+        info_parts=[],
+        reset_parts=[],
         lengths=lengths or {},
         lost=tuple(cut_short or ()),
         cut_short=cut_short or {},
+        idle=(),
+        ended={},
     )
 
 

@@ -46,9 +46,9 @@ def stepping(env: Lockstep, value: float = 0.5) -> Task[StepResult]:
 def test_the_first_observations_are_those_of_the_first_infers(make_bridge: MakeBridge) -> None:
     env = make_bridge(num_envs=3)
     first, second = Puppet(env.url, (1, 2)).infer(), Puppet(env.url, (7,)).infer()
-    [observations], infos = env.reset()
-    assert observations.tolist() in ([[1, 0, 0], [2, 0, 0], [7, 0, 0]], [[7, 0, 0], [1, 0, 0], [2, 0, 0]])
-    assert infos == [{}, {}, {}]
+    began = env.reset()
+    assert began.observations[0].tolist() in ([[1, 0, 0], [2, 0, 0], [7, 0, 0]], [[7, 0, 0], [1, 0, 0], [2, 0, 0]])
+    assert (began.reset_infos, began.lost) == ({}, ())
     first.leave()
     second.leave()
 
@@ -58,7 +58,7 @@ def test_ranked_clients_have_the_same_slots_in_every_order_of_arrival(make_bridg
         env = make_bridge(num_envs=3)
         for rank in ranks:
             Puppet(env.url, (rank,)).infer(env_spec={"rank": rank})
-        assert env.reset()[0][0][:, 0].tolist() == [0, 1, 2]
+        assert env.reset().observations[0][:, 0].tolist() == [0, 1, 2]
 
 
 def test_without_a_number_the_envs_of_the_first_client_are_taken(make_bridge: MakeBridge) -> None:
@@ -123,7 +123,7 @@ def test_clients_that_left_before_the_run_decide_nothing(make_bridge: MakeBridge
     leftover.leave()
     wait_until(lambda: env._roster.num_envs is None)
     Puppet(env.url, (5,)).infer()
-    assert env.reset()[0][0].tolist() == [[5, 0, 0]]
+    assert env.reset().observations[0].tolist() == [[5, 0, 0]]
 
 
 # Steps --------------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_the_end_of_an_episode_gives_both_observations(make_bridge: MakeBridge) 
 def test_results_are_the_callers_and_never_written_again(make_bridge: MakeBridge) -> None:
     env = make_bridge(num_envs=1)
     puppet = Puppet(env.url).infer()
-    kept = [env.reset()[0][0]]
+    kept = [env.reset().observations[0]]
     for _ in range(6):
         task = stepping(env)
         puppet.step()
@@ -305,7 +305,7 @@ def test_a_seeded_reset_reaches_every_env_once_with_its_options(make_bridge: Mak
     first, second = puppets[0].obey_reset(), puppets[1].obey_reset()
     assert (first["seed"], first["options"]) == ([5, None], [{"a": 1}, None])
     assert (second["seed"], second["options"]) == ([7], [{"b": [1, 2]}])
-    assert task.result()[0][0].tolist() == observe((1, 2, 3), 1, 0).tolist()
+    assert task.result().observations[0].tolist() == observe((1, 2, 3), 1, 0).tolist()
     step = stepping(env)
     for puppet in puppets:
         puppet.step()
@@ -322,7 +322,7 @@ def test_a_reset_in_mid_episode_is_a_real_one_where_the_client_knows_it(make_bri
     task.result()
     reset = Task(env.reset)
     assert puppet.obey_reset()["seed"] == [None]
-    assert reset.result()[0][0].tolist() == [[0, 1, 0]]
+    assert reset.result().observations[0].tolist() == [[0, 1, 0]]
 
 
 def test_a_reset_that_a_client_cannot_do_is_said_once_and_its_episode_goes_on(
@@ -337,7 +337,7 @@ def test_a_reset_that_a_client_cannot_do_is_said_once_and_its_episode_goes_on(
     puppet.step(2.0)
     task.result()
     for _ in range(3):
-        [observations], _ = env.reset(None, [{"x": 1}])
+        [observations] = env.reset(None, [{"x": 1}]).observations
         assert observations.tolist() == [[0, 0, 1]]
     assert caplog.text.count("the seed of reset() cannot reach its envs") == 1
     assert caplog.text.count("the options of reset() cannot reach its envs") == 1
@@ -356,7 +356,7 @@ def test_a_reset_with_a_step_in_flight_drops_its_result(make_bridge: MakeBridge)
     task = Task(env.reset)
     puppet.step(7.0)
     puppet.obey_reset()
-    assert task.result()[0][0].tolist() == [[0, 1, 0]]
+    assert task.result().observations[0].tolist() == [[0, 1, 0]]
     step = stepping(env)
     puppet.step(1.0)
     assert step.result().rewards.tolist() == [1]
@@ -589,7 +589,7 @@ def test_a_garbage_client_never_changes_what_another_sees(make_bridge: MakeBridg
             Puppet(env.url, (1,)).infer(env_spec={"rank": 0}),
             Puppet(env.url, (2,)).infer(env_spec={"rank": 1}),
         )
-        rows = [env.reset()[0][0][0].copy()]
+        rows = [env.reset().observations[0][0].copy()]
         for number in range(8):
             task = stepping(env, 0.1 * number)
             rows.append(good.step(float(number), terminated=number % 3 == 2))

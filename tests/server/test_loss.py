@@ -273,9 +273,9 @@ def test_before_the_first_reset(make_bridge: MakeBridge) -> None:
     env.connect()
     lose(env, puppet)
     Puppet(env.url, (2,)).infer()
-    [observations], infos = env.reset()
-    assert observations.tolist() == [[2, 0, 0]]
-    assert infos == [{"client_lost": True}]
+    began = env.reset()
+    assert began.observations[0].tolist() == [[2, 0, 0]]
+    assert began.lost == (0,)
 
 
 def test_during_a_reset_the_replacement_gets_the_seed(make_bridge: MakeBridge) -> None:
@@ -288,9 +288,9 @@ def test_during_a_reset_the_replacement_gets_the_seed(make_bridge: MakeBridge) -
     other = Puppet(env.url, (7,)).infer(env_spec=knows_reset(rank=1))
     asked = other.obey_reset()
     assert (asked["seed"], asked["options"]) == ([6], [{"a": 2}])
-    [observations], infos = task.result()
-    assert observations.tolist() == [[0, 1, 0], [7, 1, 0]]
-    assert infos == [{}, {"client_lost": True}]
+    began = task.result()
+    assert began.observations[0].tolist() == [[0, 1, 0], [7, 1, 0]]
+    assert began.lost == (1,)
     step = stepping(env)
     puppets[0].step()
     other.step()
@@ -305,7 +305,7 @@ def test_during_a_reset_without_a_seed_the_replacement_is_as_it_came(make_bridge
     puppet.action()
     puppet.vanish()
     Puppet(env.url, (2,)).infer(env_spec=knows_reset())
-    assert task.result()[0][0].tolist() == [[2, 0, 0]]
+    assert task.result().observations[0].tolist() == [[2, 0, 0]]
 
 
 def test_clients_that_come_and_go_do_not_keep_up_a_reset_for_ever(
@@ -326,9 +326,9 @@ def test_a_loss_between_the_last_step_and_a_reset_shows_in_the_infos(run: tuple[
     env, puppet, path = run
     lose(env, puppet)
     Puppet(env.url, (2,)).infer()
-    [observations], infos = env.reset()
-    assert observations.tolist() == [[2, 0, 0]]
-    assert infos == [{"client_lost": True}]
+    began = env.reset()
+    assert began.observations[0].tolist() == [[2, 0, 0]]
+    assert began.lost == (0,)
     assert rows(path) == []
 
 

@@ -177,11 +177,14 @@ class PlugRemoteVecEnv(VecEnv):
             ClientLost: if a client went away and none took its place.
         """
         self._connect()
-        observations, infos = self._lockstep.reset(self._seeds, self._options)
-        self.reset_infos = infos
+        step = self._lockstep.reset(self._seeds, self._options)
+        began = step.reset_infos
+        self.reset_infos = [began.get(slot, {}) for slot in range(self.num_envs)]
+        for slot in step.lost:
+            self.reset_infos[slot]["client_lost"] = True
         self._reset_seeds()
         self._reset_options()
-        return self._nest(observations)
+        return self._nest(step.observations)
 
     def step_async(self, actions: Array) -> None:
         """Send every env its action; call `step_wait` next.
@@ -209,7 +212,7 @@ class PlugRemoteVecEnv(VecEnv):
         """
         step = self._lockstep.wait()
         dones = step.terminated | step.truncated
-        if any(step.infos):
+        if step.info_parts:
             infos = step.infos
             for info in infos:
                 # Words of the bridge; a client may use them for something else.
@@ -217,18 +220,18 @@ class PlugRemoteVecEnv(VecEnv):
                 info.pop("client_lost", None)
                 info["TimeLimit.truncated"] = False
         else:
-            infos = [{"TimeLimit.truncated": False} for _ in step.infos]
+            infos = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
         if step.finals:
             self._end_episodes(step, infos)
         return self._nest(step.observations), step.rewards.astype(np.float32), dones, infos
 
     def _end_episodes(self, step: StepResult, infos: list[dict[str, Any]]) -> None:
-        layout = self._lockstep.observation_layout
+        layout, began = self._lockstep.observation_layout, step.reset_infos
         for finals in step.finals:
             for at, slot in enumerate(finals.slots):
                 infos[slot]["TimeLimit.truncated"] = bool(step.truncated[slot] and not step.terminated[slot])
                 infos[slot]["terminal_observation"] = layout.nest([array[at] for array in finals.arrays])
-                self.reset_infos[slot] = step.reset_infos.get(slot, {})
+                self.reset_infos[slot] = began.get(slot, {})
         for slot in step.lost:
             infos[slot]["client_lost"] = True
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from plugrl_bridges.server.episode_log import EpisodeLog
+from plugrl_bridges.server.result import Ended
 
 if TYPE_CHECKING:
     import os
@@ -41,10 +42,12 @@ class EpisodeCounter:
         self._log = None if path is None else EpisodeLog(path)
 
     def count(self, step: StepResult) -> None:
-        """Take in a vector step."""
+        """Take in a vector step, and note in it what was counted of the episodes that it ends."""
         self._steps += 1
         self._returns += step.rewards
         self._lengths += self._horizon
+        if step.idle:
+            self._lengths[list(step.idle)] -= self._horizon
         for slot, stepped in step.cut_short.items():
             if not stepped:
                 self._lengths[slot] -= self._horizon
@@ -64,12 +67,14 @@ class EpisodeCounter:
 
     def _end(self, slots: Sequence[int], step: StepResult) -> None:
         for slot in slots:
+            ended = Ended(float(self._returns[slot]), step.lengths.get(slot, int(self._lengths[slot])))
+            step.ended[slot] = ended
             if self._log is not None:
                 self._log.add(
                     episode=int(self._episodes[slot]),
                     slot=slot,
-                    ret=float(self._returns[slot]),
-                    length=step.lengths.get(slot, int(self._lengths[slot])),
+                    ret=ended.ret,
+                    length=ended.length,
                     end="lost" if slot in step.cut_short else "terminated" if step.terminated[slot] else "truncated",
                     step=self._steps,
                 )

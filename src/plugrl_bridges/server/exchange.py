@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from plugrl_bridges.errors import ClientLost, ConnectTimeout, EnvPoisoned, RaggedClientError, StepTimeout
 from plugrl_bridges.server import report
+from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.server.hub import Hub
 from plugrl_bridges.server.pool import ArrayPool
-from plugrl_bridges.server.result import Finals, StepResult
+from plugrl_bridges.server.result import Finals, InfoPart, StepResult
 from plugrl_bridges.server.roster import Roster
+from plugrl_bridges.server.upcoming import Upcoming
 from plugrl_bridges.wire.closing import FEEDBACK_TIMEOUT, GOING_AWAY
-from plugrl_bridges.wire.info import episode_records, split_info
+from plugrl_bridges.wire.info import episode_records
 from plugrl_bridges.wire.messages import Action, Feedback, Infer, Metadata, ResetRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from plugrl_bridges.server.options import BridgeOptions
     from plugrl_bridges.server.peer import Peer
     from plugrl_bridges.server.seats import Seat
@@ -43,7 +47,7 @@ _FIRST_REPORT_S = 5.0
 class Exchange:
     """Carry one exchange at a time with all seated connections.
 
-    Call `begin`, then `answer` for each seat that is to act, then `gather`, then `finish`.
+    Call `begin`, then `answer` for each seat that is to act, then `gather`, then `finish_step` or `finish_reset`.
 
     Args:
         options: As the adapters take them.
@@ -54,6 +58,7 @@ class Exchange:
         hub: Carries the messages; take its lock around every call.
         step: The open result, or None between exchanges.
         last: The observations that the trainer has, one array per leaf; empty before the first reset.
+        upcoming: The episodes that the trainer is not to see yet; None where it sees them in the same step.
 
     Raises:
         OSError: if the port cannot be had; the text names it.
@@ -63,6 +68,7 @@ class Exchange:
         self.roster = Roster(options)
         self.step: StepResult | None = None
         self.last: list[Array] = []
+        self.upcoming: Upcoming | None = None
         self._options = options
         self._pool: ArrayPool | None = None
         self._blank: StepResult | None = None  # for the next exchange
@@ -113,12 +119,7 @@ class Exchange:
         elif b"\x00" in infer.reuse.tobytes():  # some row is not marked; numpy's own any() takes ten times as long
             layout.read(infer.observation, step.observations, seat.rows(infer.env_indices[~infer.reuse]))
         if infer.reset_info:
-            for env, info in zip(
-                infer.env_indices.tolist(), split_info(infer.reset_info, len(infer.env_indices)), strict=True
-            ):
-                slot = seat.slots[seat.envs.index(env)]
-                if info or step.terminated[slot] or step.truncated[slot]:
-                    step.reset_infos[slot] = info
+            step.reset_parts.append(InfoPart.of(infer.reset_info, seat.slots_of(infer.env_indices)))
         seat.acting = False
         self._pending -= 1
 
@@ -139,15 +140,15 @@ class Exchange:
         seat.fed_back = True
         done = feedback.terminated | feedback.truncated
         if b"\x01" in done.tobytes():
-            slots = np.arange(self.num_envs)[rows][done]
+            slots = seat.slots_of(feedback.env_indices)[done]
             step.finals.append(Finals(tuple(slots.tolist()), [array[slots] for array in step.observations]))
         if feedback.info:
-            numbers = np.arange(self.num_envs)[rows].tolist()
-            for slot, info in zip(numbers, split_info(feedback.info, m), strict=True):
-                step.infos[slot] = info
+            numbers = seat.slots_of(feedback.env_indices)
+            step.info_parts.append(InfoPart.of(feedback.info, numbers))
             if self._options.action_horizon > 1:
                 records = episode_records(feedback.info, m)
-                step.lengths.update({s: r.length for s, r in zip(numbers, records, strict=True) if r is not None})
+                ended = zip(numbers.tolist(), records, strict=True)
+                step.lengths.update({slot: record.length for slot, record in ended if record is not None})
 
     def on_lost(self, peer: Peer, why: str) -> None:
         """Take the end of a connection: the episodes of its slots end with it."""
@@ -195,17 +196,21 @@ class Exchange:
         n = self.num_envs
         if self._pool is None:
             self._pool = ArrayPool(self.observation_layout.leaves, n)
+            if self._options.autoreset_mode is not AutoresetMode.SAME_STEP:
+                self.upcoming = Upcoming(self.observation_layout, n)
         return StepResult(
             observations=self._pool.take(),
             rewards=np.zeros(n),
             terminated=np.zeros(n, np.bool_),
             truncated=np.zeros(n, np.bool_),
             finals=[],
-            infos=[{} for _ in range(n)],
-            reset_infos={},
+            info_parts=[],
+            reset_parts=[],
             lengths={},
             lost=(),
             cut_short={},
+            idle=(),
+            ended={},
         )
 
     def prolong(self) -> None:
@@ -314,35 +319,74 @@ class Exchange:
 
     def _truncate(self, step: StepResult, slot: int, final: list[Array], *, stepped: bool = False) -> None:
         """End an episode, unless it has ended by itself, or with another client in this slot."""
-        if step.terminated[slot] or step.truncated[slot]:
+        if step.terminated[slot] or step.truncated[slot] or (self.upcoming is not None and self.upcoming.waiting[slot]):
             return
         step.truncated[slot] = True
         step.cut_short[slot] = stepped
         step.finals.append(Finals((slot,), final))
 
-    def finish(self) -> StepResult:
-        """Put the newcomers' observations in their rows, say who was lost, and close the result."""
+    def finish_step(self) -> StepResult:
+        """Put the newcomers' observations in their rows, say who was lost, and close the result of a step."""
         step = self._open()
         for slot in self.roster.unreported:  # lost between two steps: nothing of this step reached its env
             self._truncate(step, slot, [_row(array, slot) for array in self.last])
-        self._take_held(step.observations, step.reset_infos)
+        for seat in self.roster.sitting:
+            self._take_held(seat, step)
         step.lost = tuple(sorted(self.roster.unreported))
         self.roster.unreported.clear()
+        if self.upcoming is not None:
+            self._turn_episodes(step, self.upcoming)
+        return self._close(step)
+
+    def _turn_episodes(self, step: StepResult, upcoming: Upcoming) -> None:
+        """Begin the episodes that sat out this step, and keep back those that follow the ones it ended."""
+        idle = np.flatnonzero(upcoming.waiting).tolist()
+        lost = np.zeros_like(upcoming.waiting)
+        lost[list(step.lost)] = True
+        upcoming.forget(lost)  # another client's first observation is in that row
+        upcoming.begin([slot for slot in idle if slot not in step.lost], step)
+        step.idle = tuple(idle)
+        upcoming.defer(step)
+
+    def finish_reset(self, slots: Collection[int], begun: Collection[int]) -> StepResult:
+        """Close the result of a reset.
+
+        Args:
+            slots: Those that are reset. A loss in the others is left for the next step to report.
+            begun: Those of them whose kept episode begins now.
+        """
+        step = self._open()
+        for slot, loss in list(self.roster.unreported.items()):
+            if all(other in slots for other, its in self.roster.unreported.items() if its is loss):
+                del self.roster.unreported[slot]
+                step.lost += (slot,)
+        for seat in self.roster.sitting:
+            if all(slot in slots for slot in seat.slots):
+                self._take_held(seat, step)
+        if self.upcoming is not None:
+            self.upcoming.begin([slot for slot in begun if slot not in step.lost], step)
+            over = np.zeros_like(self.upcoming.waiting)
+            over[list(slots)] = True
+            self.upcoming.forget(over)
+        return self._close(step)
+
+    def _close(self, step: StepResult) -> StepResult:
         # The trainer may write into what it gets; a copy of large arrays would cost more than it is worth.
         self.last = [array.copy() if array.nbytes < _COPY_BELOW_BYTES else array for array in step.observations]
         self.step = None
         return step
 
-    def _take_held(self, observations: list[Array], reset_infos: dict[int, dict[str, Any]]) -> None:
-        for seat in self.roster.sitting:
-            if seat.held is None:
-                continue
-            rows = list(seat.slots)
-            for array, held in zip(observations, seat.held, strict=True):
-                array[rows] = held
-            reset_infos.update(zip(seat.slots, seat.reset_infos, strict=True))
-            seat.held = None
-            seat.reset_infos = []
+    @staticmethod
+    def _take_held(seat: Seat, step: StepResult) -> None:
+        if seat.held is None:
+            return
+        rows = list(seat.slots)
+        for array, held in zip(step.observations, seat.held, strict=True):
+            array[rows] = held
+        if seat.reset_info:
+            step.reset_parts.append(InfoPart.of(seat.reset_info, np.array(rows)))
+        seat.held = None
+        seat.reset_info = None
 
 
 def _row(array: Array, at: int) -> Array:

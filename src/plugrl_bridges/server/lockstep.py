@@ -11,9 +11,11 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from gymnasium.error import ResetNeeded
 
 from plugrl_bridges.errors import ClientLost, EncodeError, EnvPoisoned
 from plugrl_bridges.server import report
+from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.server.episodes import EpisodeCounter
 from plugrl_bridges.server.exchange import Exchange
 from plugrl_bridges.server.greeting import greeting
@@ -122,22 +124,27 @@ class Lockstep:
         self,
         seeds: Sequence[int | None] | None = None,
         options: Sequence[Mapping[str, Any] | None] | None = None,
-    ) -> tuple[list[Array], list[dict[str, Any]]]:
+        mask: Array | None = None,
+    ) -> StepResult:
         """Give every slot's first observation; continue with `send`.
 
         The first reset without seeds and options takes the observations that the clients brought. Any other one is a
-        real reset at each client that can do it; at others the running episodes go on, which is said once. A step in
-        flight is waited for and its result dropped, so that it never answers a later one.
+        real reset at each client that can do it; at others the running episodes go on, which is said once. A slot whose
+        episode has ended and whose next one the trainer has not seen (NEXT_STEP, DISABLED) begins that one, so that an
+        env is reset once per episode. A step in flight is waited for and its result dropped, so that it never answers a
+        later one.
 
         Args:
             seeds: One per slot, or None for none.
             options: One per slot, or None for none; used for this reset alone.
+            mask: bool ``[num_envs]``, the slots to reset; None for all. The others go on, and keep their observations.
 
         Returns:
-            One array per leaf, and one info dict per slot.
+            The observations, and in ``reset_parts`` the infos; ``lost`` has the slots whose client was lost meanwhile.
 
         Raises:
-            ValueError: if there is not one seed or option per slot, or one cannot travel; nothing was sent then.
+            ValueError: if there is not one seed or option per slot, or one cannot travel, or the mask parts envs of one
+                connection that cannot be parted; nothing was sent then.
             ConnectTimeout: if the clients did not come in time.
             StepTimeout: naming the slots that did not answer in time.
             ClientLost: if a client went away and none took its place.
@@ -148,8 +155,12 @@ class Lockstep:
         with self._hub.lock:
             if self.stepping:
                 self.wait()
+            chosen = set(range(self.num_envs)) if mask is None else set(np.flatnonzero(mask).tolist())
+            if not self._ever_reset and len(chosen) < self.num_envs:
+                raise ValueError("the first reset must be one of all slots")
+            begun = self._begun(chosen, seeds, options)
             try:
-                return self._reset(seeds, options)
+                return self._reset(seeds, options, chosen, begun)
             except BaseException as exc:
                 self._poison = exc
                 raise
@@ -162,6 +173,7 @@ class Lockstep:
 
         Raises:
             ValueError: for actions of a wrong shape or with NaN; nothing was sent then.
+            gymnasium.error.ResetNeeded: in mode DISABLED, for slots whose episode has ended; nothing was sent then.
             EnvPoisoned: before the first reset, after a step that failed, or on a closed environment.
         """
         self._check_usable()
@@ -170,11 +182,20 @@ class Lockstep:
         if self.stepping:
             raise EnvPoisoned("a step is in flight already: call step_wait first")
         wire = self.action_layout.to_wire(actions, self.num_envs, self.options.action_horizon)
+        upcoming = self._exchange.upcoming
+        waiting = set() if upcoming is None else set(np.flatnonzero(upcoming.waiting).tolist())
+        if waiting and self.options.autoreset_mode is AutoresetMode.DISABLED:
+            raise ResetNeeded(
+                f"the episodes of slots {report.slots_text(sorted(waiting))} have ended, and autoreset_mode is DISABLED: "
+                'reset them first, as by reset(options={"reset_mask": terminated | truncated})'
+            )
         with self._hub.lock:
             try:
                 self._exchange.begin()
                 for seat in list(self._roster.sitting):
-                    if seat.held is None:  # else it took a lost slot since the last step: this action was not for it
+                    # One that took a lost slot since the last step was not meant by this action, and one whose next
+                    # episode begins in this step sits it out: its infer stays unanswered until the next.
+                    if seat.held is None and not waiting.intersection(seat.slots):
                         self._exchange.answer(seat, wire, None)
             except BaseException as exc:  # some have their action and some have not
                 self._poison = exc
@@ -198,7 +219,7 @@ class Lockstep:
         with self._hub.lock:
             try:
                 self._exchange.gather(self.options.timeout if timeout_s is None else timeout_s)
-                step = self._exchange.finish()
+                step = self._exchange.finish_step()
                 _known(self._episodes).count(step)
             except BaseException as exc:
                 self._poison = exc
@@ -225,36 +246,74 @@ class Lockstep:
                 f"{self._poison!r}"
             ) from self._poison
 
+    def _begun(
+        self, chosen: set[int], seeds: Sequence[int | None], options: Sequence[Mapping[str, Any] | None]
+    ) -> set[int]:
+        """Give those of the chosen slots whose next episode has begun already, so that no client need be asked."""
+        upcoming = self._exchange.upcoming
+        begun: set[int] = set()
+        if upcoming is not None:
+            waiting = chosen.intersection(np.flatnonzero(upcoming.waiting).tolist())
+            begun = {slot for slot in waiting if seeds[slot] is None and not options[slot]}
+        for seat in self._roster.sitting:
+            slots = set(seat.slots)
+            asked = (slots & chosen) - begun
+            if asked and not slots <= chosen:
+                raise ValueError(
+                    f"cannot reset slots {report.slots_text(sorted(asked))} alone: the connection of "
+                    f"{seat.peer.address} carries slots {report.slots_text(seat.slots)}, and the others go on. Use one "
+                    "env per connection (--num-procs), or reset only slots whose episode has ended, in autoreset_mode "
+                    "DISABLED and without seed and options"
+                )
+            if asked:
+                begun -= slots
+        return begun
+
     def _reset(
-        self, seeds: Sequence[int | None], options: Sequence[Mapping[str, Any] | None]
-    ) -> tuple[list[Array], list[dict[str, Any]]]:
+        self,
+        seeds: Sequence[int | None],
+        options: Sequence[Mapping[str, Any] | None],
+        chosen: set[int],
+        begun: set[int],
+    ) -> StepResult:
         n, exchange = self.num_envs, self._exchange
         if self._episodes is None:
             self._episodes = EpisodeCounter(n, self.options.action_horizon, self.options.episode_log)
         step = exchange.begin()
         for array, last in zip(step.observations, exchange.last, strict=False):  # none before the first reset
             array[...] = last
-        going_on = self._reset_seats(seeds, options)
-        step = exchange.finish()
+        going_on = self._reset_seats(seeds, options, chosen, begun)
+        step = exchange.finish_reset(chosen, begun)
         self._ever_reset = True
-        self._episodes.restart([slot for slot in range(n) if slot not in going_on or slot in step.lost])
-        infos = [step.reset_infos.get(slot, {}) for slot in range(n)]
-        for slot in step.lost:
-            infos[slot]["client_lost"] = True
-        return step.observations, infos
+        self._episodes.restart([slot for slot in sorted(chosen) if slot not in going_on or slot in step.lost])
+        return step
 
-    def _reset_seats(self, seeds: Sequence[int | None], options: Sequence[Mapping[str, Any] | None]) -> set[int]:
+    def _reset_seats(
+        self,
+        seeds: Sequence[int | None],
+        options: Sequence[Mapping[str, Any] | None],
+        chosen: set[int],
+        begun: set[int],
+    ) -> set[int]:
         """Reset every seat, also those that are taken only while others reset; give the slots whose episodes go on."""
         give_up_at = time.monotonic() + _RESET_ROUNDS_S * self.options.timeout
         asked: set[int] = set()
         going_on: set[int] = set()
+
+        def to_ask() -> list[Seat]:
+            return [
+                seat
+                for seat in self._roster.sitting
+                if seat.peer.number not in asked and chosen.issuperset(seat.slots) and not begun.issuperset(seat.slots)
+            ]
+
         while True:
-            for seat in [seat for seat in self._roster.sitting if seat.peer.number not in asked]:
+            for seat in to_ask():
                 asked.add(seat.peer.number)
                 if not self._reset_seat(seat, seeds, options):
                     going_on.update(seat.slots)
             self._exchange.gather(self.options.timeout)
-            if all(seat.peer.number in asked for seat in self._roster.sitting):
+            if not to_ask():
                 return going_on
             if time.monotonic() > give_up_at:
                 raise ClientLost(f"clients come and go during one reset at {self.url}: see the log for their losses")
@@ -270,7 +329,7 @@ class Lockstep:
             self._say_what_cannot_be_reset(seat, seeded=seeded, with_options=with_options)
             return seat.held is not None
         seat.held = None
-        seat.reset_infos = []
+        seat.reset_info = None
         asked = seat.peer.session.asked
         if asked is not None:
             slots = np.arange(self.num_envs)[seat.rows(asked.env_indices)].tolist()

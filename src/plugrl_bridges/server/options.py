@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from gymnasium import spaces
 
+from plugrl_bridges.server.autoreset import AutoresetMode
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -51,6 +53,7 @@ class BridgeOptions:
         ping_interval: Seconds between pings to each client; None sends none.
         ping_timeout: Seconds a client that waits for the trainer may stay silent after a ping; None for ever.
         max_message_bytes: Larger messages close their connection with 1009.
+        autoreset_mode: When the trainer sees the episode that follows another.
 
     Raises:
         ValueError: naming the argument, for a value out of its range.
@@ -75,6 +78,7 @@ class BridgeOptions:
     ping_interval: float | None = 20.0
     ping_timeout: float | None = 20.0
     max_message_bytes: int = 1 << 30
+    autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP
 
     def __post_init__(self) -> None:
         """Check every value once; nothing re-checks later."""
@@ -103,6 +107,8 @@ class BridgeOptions:
                 raise _wrong_type(name, "a str or None", getattr(self, name))
         if not self.host or not isinstance(self.host, str):
             raise _wrong_type("host", "a host name or address", self.host)
+        if not isinstance(self.autoreset_mode, AutoresetMode):
+            raise _wrong_type("autoreset_mode", "an AutoresetMode", self.autoreset_mode)
         if not isinstance(self.ssl, ssl_module.SSLContext | None):
             raise _wrong_type("ssl", "an ssl.SSLContext or None", self.ssl)
         # A str is a sequence too, of one-letter origins.

@@ -11,15 +11,16 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from plugrl_bridges.errors import PlugRLError, RemoteProtocolError, SpaceError
+from plugrl_bridges.errors import PlugRLError, RaggedClientError, RemoteProtocolError, SpaceError
 from plugrl_bridges.server import report
 from plugrl_bridges.server.announced import Announced
+from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.server.seats import Loss, Seat
 from plugrl_bridges.server.slots import Candidate, Effect, Parked, Seated, SlotTable
 from plugrl_bridges.server.surfaced import surfaced_layout, surfaced_space
 from plugrl_bridges.spaces import ActionLayout
 from plugrl_bridges.wire.closing import FEEDBACK_TIMEOUT
-from plugrl_bridges.wire.info import split_info
+from plugrl_bridges.wire.info import own
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,12 +101,14 @@ class Roster:
         """Take in a connection's first infer; it sits, or is a spare.
 
         Raises:
+            RaggedClientError: if one env of it could not wait for the trainer while the others step.
             RemoteProtocolError: for an ``env_spec`` or an observation that is not as it should be.
             SpaceError: if its spaces are not those in use; while slots are open, ``failure`` has it too.
         """
         announced = Announced.from_wire(infer.env_spec)
         n = len(infer.env_indices)
         seat = Seat(peer, tuple(infer.env_indices.tolist()), announced.features)
+        self._check_can_wait(seat)
         try:
             layout = self._agree(peer, announced, infer)
             seat.held = layout.allocate(n)
@@ -113,7 +116,8 @@ class Roster:
         except RemoteProtocolError as exc:
             self._refusal = f"the client at {peer.address} was sent away: {exc}"
             raise
-        seat.reset_infos = split_info(infer.reset_info or {}, n)
+        if infer.reset_info:
+            seat.reset_info = {key: own(value) for key, value in infer.reset_info.items()}
         self._seats[peer.number] = seat
         self._apply(self._table.arrive(Candidate(peer.number, n, announced.rank, announced.group_num_envs)))
 
@@ -135,6 +139,19 @@ class Roster:
             self._table = SlotTable(self._options.num_envs)
             self.announced = self.observation_layout = self.action_layout = None
         return seat if seat.slots else None
+
+    def _check_can_wait(self, seat: Seat) -> None:
+        """In NEXT_STEP a slot sits out the step after an end: an infer for several envs cannot be answered for some."""
+        if self._options.autoreset_mode is not AutoresetMode.NEXT_STEP or len(seat.envs) == 1:
+            return
+        error = RaggedClientError(
+            f"[5.3] the client at {seat.peer.address} has {len(seat.envs)} envs on one connection, and "
+            "autoreset_mode=NEXT_STEP needs one env per connection, since an env sits out the step after its episode's "
+            "end: start the client with as many --num-procs as envs, or use SAME_STEP"
+        )
+        if not self.filled:
+            self.failure = error
+        raise error
 
     def _agree(self, peer: Peer, announced: Announced, infer: Infer) -> ObservationLayout:
         """Fix the spaces on the first client, and hold later ones to them."""

@@ -6,15 +6,15 @@ Pure records and the one rule that compares envs; ``server.roster`` fills and ``
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from plugrl_bridges.server.peer import Peer
-    from plugrl_bridges.wire.codec import Array
+    from plugrl_bridges.wire.codec import Array, Value
 
 __all__ = ["Loss", "Seat"]
 
@@ -28,7 +28,7 @@ class Seat:
         envs: Its env indices, in the order of its first infer; fixed for the connection's life.
         features: Optional features that its client announced.
         held: Observations that came and were not handed to the trainer yet, one array per leaf; None if none.
-        reset_infos: One info dict per env that came with ``held``.
+        reset_info: Info of the reset that came with ``held``, batched over the envs as it came; None if none.
         slots: The slots its envs fill, in order; empty while it is a spare.
         acting: Whether a step's result is awaited.
         fed_back: Whether the step's feedback has come.
@@ -38,7 +38,7 @@ class Seat:
     envs: tuple[int, ...]
     features: frozenset[str]
     held: list[Array] | None = None
-    reset_infos: list[dict[str, Any]] = field(default_factory=list)
+    reset_info: Mapping[str, Value] | None = None
     slots: tuple[int, ...] = ()
     acting: bool = False
     fed_back: bool = False
@@ -58,6 +58,11 @@ class Seat:
         if env_indices.tobytes() == self._key:
             return self._rows
         return np.array([self._slot_of[env] for env in env_indices.tolist()], np.int64)
+
+    def slots_of(self, env_indices: Array) -> Array:
+        """Give the slots of these envs, int ``[m]``."""
+        rows = self.rows(env_indices)
+        return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
 
     def knows(self, env_indices: Array) -> bool:
         """Tell whether these are exactly this connection's envs, in whatever order."""

@@ -9,7 +9,7 @@ Two names are special on the wire: ``episode`` is the record of [5.4], so an env
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,16 @@ from plugrl_bridges.wire.codec import encode
 if TYPE_CHECKING:
     from plugrl_bridges.wire.arrays import Array, Value
 
-__all__ = ["EpisodeRecord", "batch_infos", "check_splittable", "episode_records", "split_info"]
+__all__ = [
+    "EpisodeRecord",
+    "batch_infos",
+    "check_splittable",
+    "episode_records",
+    "info_entries",
+    "is_batched",
+    "own",
+    "split_info",
+]
 
 
 _MAX_ENTRIES = 4_000_000
@@ -69,14 +78,14 @@ def check_splittable(info: Mapping[Any, Value], m: int, *, what: str = "feedback
 
 def _is_splittable(info: Mapping[Any, Value], m: int) -> bool:
     for value in info.values():
-        if _is_batched(value, m):
+        if is_batched(value, m):
             return True
-        if isinstance(value, Mapping) and any(_is_batched(inner, m) for inner in value.values()):
+        if isinstance(value, Mapping) and any(is_batched(inner, m) for inner in value.values()):
             return True
     return False
 
 
-def _is_batched(value: Value, m: int) -> bool:
+def is_batched(value: Value, m: int) -> bool:
     return isinstance(value, np.ndarray) and value.ndim >= 1 and len(value) == m
 
 
@@ -134,6 +143,34 @@ def split_info(info: Mapping[Any, Value], m: int) -> list[dict[str, Any]]:
 
 
 def _split(info: Mapping[Any, Value], m: int, rows: list[dict[str, Any]], *, top: bool) -> None:
+    for name, value, present in info_entries(info, m, top=top):
+        if isinstance(value, Mapping):
+            inner: list[dict[str, Any]] = [{} for _ in range(m)]
+            _split(value, m, inner, top=False)
+            items: Sequence[Any] = inner
+        elif is_batched(value, m):
+            items = value.tolist() if value.ndim == 1 else [row.copy() for row in value]
+        elif isinstance(value, list) and len(value) == m:
+            items = [own(item) for item in value]
+        else:
+            items = [own(value) for _ in range(m)]
+        for i in range(m):
+            if present is None or present[i]:
+                rows[i][name] = items[i]
+
+
+def info_entries(info: Mapping[Any, Value], m: int, *, top: bool) -> Iterator[tuple[str, Value, Array | None]]:
+    """Give the entries of a batched info under the names that the envs gave them, each with its mask.
+
+    Args:
+        info: The map.
+        m: Number of envs in the message.
+        top: Whether this is the whole map, and not a map inside of it.
+
+    Yields:
+        Name, what is under it, and a bool array ``[m]`` of the envs that have it; None: all. Masks and the record of
+        [5.4] are no entries.
+    """
     for key, value in info.items():
         name = key if isinstance(key, str) else str(key, "utf-8", "replace")
         if top and name == "episode":
@@ -141,32 +178,17 @@ def _split(info: Mapping[Any, Value], m: int, rows: list[dict[str, Any]], *, top
         if name.startswith("_") and name[1:] in info and _is_mask(value, m):
             continue
         mask = info.get("_" + name)
-        present = mask if _is_mask(mask, m) else None
-        if top and name == "env_episode":
-            name = "episode"
-        if isinstance(value, Mapping):
-            inner: list[dict[str, Any]] = [{} for _ in range(m)]
-            _split(value, m, inner, top=False)
-            items: Sequence[Any] = inner
-        elif _is_batched(value, m):
-            items = value.tolist() if value.ndim == 1 else [row.copy() for row in value]
-        elif isinstance(value, list) and len(value) == m:
-            items = [_own(item) for item in value]
-        else:
-            items = [_own(value) for _ in range(m)]
-        for i in range(m):
-            if present is None or present[i]:
-                rows[i][name] = items[i]
+        yield "episode" if top and name == "env_episode" else name, value, mask if _is_mask(mask, m) else None
 
 
-def _own(value: Value) -> Value:
+def own(value: Value) -> Value:
     """Copy a value that lives as long as the message, or that several envs would share."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, list):
-        return [_own(item) for item in value]
+        return [own(item) for item in value]
     if isinstance(value, Mapping):
-        return {key: _own(item) for key, item in value.items()}
+        return {key: own(item) for key, item in value.items()}
     return value
 
 
