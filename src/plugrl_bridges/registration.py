@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["ENVS", "register_when_gymnasium_is_there"]
 
 _GYMNASIUM = "gymnasium"
-ENVS = {"PlugRL/Probe-v0": "plugrl_bridges.probe_env:ProbeEnv"}
+ENVS = {
+    "PlugRL/Probe-v0": {"entry_point": "plugrl_bridges.probe_env:ProbeEnv"},
+    "PlugRL/Remote-v0": {
+        "entry_point": "plugrl_bridges.gym:RemoteEnv",
+        "vector_entry_point": "plugrl_bridges.gym:PlugRLVectorEnv",
+    },
+}
 """Ids and entry points, as text: nothing is imported before an env is made."""
 
 
@@ -35,10 +41,10 @@ def register_when_gymnasium_is_there() -> None:
 def _register() -> None:
     # By name, since type checkers would follow it into a package that this module must not need.
     registration = importlib.import_module("gymnasium.envs.registration")
-    for env_id, entry_point in ENVS.items():
+    for env_id, entry_points in ENVS.items():
         if env_id not in registration.registry:
-            # Gymnasium's own checks would warn of an action space without bounds, which is meant here.
-            registration.register(id=env_id, entry_point=entry_point, disable_env_checker=True)
+            # Gymnasium's own checks would warn of the probe's action space without bounds, which is meant.
+            registration.register(id=env_id, disable_env_checker=True, **entry_points)
 
 
 # Not derived from the classes of importlib.abc: importing those takes longer than everything else here.

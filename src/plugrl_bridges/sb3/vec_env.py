@@ -16,6 +16,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvObs, VecEnvStepReturn
 
 from plugrl_bridges.errors import SpaceError
+from plugrl_bridges.server.attributes import known_attribute, no_call, no_set
 from plugrl_bridges.server.lockstep import Lockstep
 from plugrl_bridges.server.options import BridgeOptions
 
@@ -268,20 +269,8 @@ class PlugRemoteVecEnv(VecEnv):
             AttributeError: for anything else: the env is in another process and the protocol carries no attributes.
         """
         self._connect()
-        announced = self._lockstep.announced
-        known: dict[str, object] = {
-            "render_mode": announced.render_mode,
-            "observation_space": self._lockstep.observation_layout.space,
-            "action_space": self._lockstep.action_layout.space,
-        }
-        if announced.spec is not None:
-            known["spec"] = announced.spec
-        if attr_name not in known:
-            raise AttributeError(
-                f"remote environments cannot be asked for {attr_name!r}: protocol version 1 carries no attributes; "
-                f"known here are {sorted(known)}"
-            )
-        return [known[attr_name] for _ in self._get_indices(indices)]
+        known = known_attribute(self._lockstep, attr_name)
+        return [known for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
         """Refuse: the env is in another process.
@@ -289,10 +278,7 @@ class PlugRemoteVecEnv(VecEnv):
         Raises:
             AttributeError: always.
         """
-        raise AttributeError(
-            f"cannot set {attr_name!r} on remote environments: protocol version 1 carries no attributes; set it at the "
-            "client (--env-kwargs, --env-factory) or pass it as a reset option"
-        )
+        raise no_set(attr_name)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
@@ -302,10 +288,7 @@ class PlugRemoteVecEnv(VecEnv):
         Raises:
             NotImplementedError: always.
         """
-        raise NotImplementedError(
-            f"cannot call {method_name!r} on remote environments: protocol version 1 carries no calls; call it at the "
-            "client, inside an --env-factory"
-        )
+        raise no_call(method_name)
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Indices = None) -> list[bool]:
         """Tell that no env is wrapped on this side; wrappers at the client are not visible from here."""

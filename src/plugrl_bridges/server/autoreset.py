@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["AutoresetMode", "autoreset_mode"]
+__all__ = ["AutoresetMode", "to_autoreset_mode"]
 
 
 class AutoresetMode(enum.Enum):
@@ -25,7 +25,7 @@ class AutoresetMode(enum.Enum):
     """The terminal observation; the trainer has to reset the slot before it steps again."""
 
 
-def autoreset_mode(value: object) -> AutoresetMode:
+def to_autoreset_mode(value: object) -> AutoresetMode:
     """Give the mode for what a user passed: this enum, Gymnasium's, or a name or value of either.
 
     Raises:

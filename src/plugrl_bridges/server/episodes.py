@@ -5,6 +5,7 @@ Vectorised over slots. ``server.lockstep`` calls it once per vector step.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,6 +38,7 @@ class EpisodeCounter:
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
         self._episodes = np.zeros(num_envs, np.int64)
+        self._began = np.full(num_envs, time.monotonic())
         self._horizon = horizon
         self._steps = 0
         self._log = None if path is None else EpisodeLog(path)
@@ -59,6 +61,7 @@ class EpisodeCounter:
         """Take in a reset of these slots; their unfinished episodes are not counted."""
         self._returns[list(slots)] = 0
         self._lengths[list(slots)] = 0
+        self._began[list(slots)] = time.monotonic()
 
     def close(self) -> None:
         """Close the episode log."""
@@ -66,8 +69,13 @@ class EpisodeCounter:
             self._log.close()
 
     def _end(self, slots: Sequence[int], step: StepResult) -> None:
+        now = time.monotonic()
         for slot in slots:
-            ended = Ended(float(self._returns[slot]), step.lengths.get(slot, int(self._lengths[slot])))
+            ended = Ended(
+                float(self._returns[slot]),
+                step.lengths.get(slot, int(self._lengths[slot])),
+                now - float(self._began[slot]),
+            )
             step.ended[slot] = ended
             if self._log is not None:
                 self._log.add(
@@ -81,3 +89,4 @@ class EpisodeCounter:
             self._episodes[slot] += 1
             self._returns[slot] = 0
             self._lengths[slot] = 0
+            self._began[slot] = now

@@ -173,7 +173,7 @@ class Lockstep:
 
         Raises:
             ValueError: for actions of a wrong shape or with NaN; nothing was sent then.
-            gymnasium.error.ResetNeeded: in mode DISABLED, for slots whose episode has ended; nothing was sent then.
+            gymnasium.error.ResetNeeded: in mode DISABLED, if an episode has ended; nothing was sent then.
             EnvPoisoned: before the first reset, after a step that failed, or on a closed environment.
         """
         self._check_usable()

@@ -75,10 +75,12 @@ class Ended:
     Attributes:
         ret: Its return, added up in float64.
         length: Its env steps.
+        elapsed_s: Wall time since it began, seconds.
     """
 
     ret: float
     length: int
+    elapsed_s: float
 
 
 @dataclass

@@ -64,7 +64,8 @@ class Leaf:
 class ObservationLayout:
     """Map observations of one space to and from the wire.
 
-    The trainer's side asks for `allocate`, `read` and `nest`; the client's side for `allocate`, `store` and `write`.
+    The trainer's side asks for `allocate`, `read`, `nest`, `batch` and `row`; the client's side for `allocate`, `store`
+    and `write`.
 
     Args:
         space: Box, Discrete, MultiDiscrete, MultiBinary, Text, and Dict and Tuple of them, nested as you like.
@@ -170,6 +171,15 @@ class ObservationLayout:
                 return next(iter((*own.values(), *other.values())))
         there = [*observation.images, *observation.states, *([] if observation.text is None else ["text"])]
         raise RemoteProtocolError(f"observation lacks the entry {leaf.name!r}; it has {there}", clause="5.2")
+
+    def row(self, arrays: Sequence[Array], at: int) -> Value:
+        """Give one env's observation out of one array ``[n, *shape]`` per leaf, as the env itself would return it."""
+        values = (array[at] for array in arrays)
+        return self.nest([str(value) if isinstance(value, np.str_) else value for value in values])
+
+    def batch(self, arrays: Sequence[Array]) -> Value:
+        """Give n envs' observations as Gymnasium batches them: text is a tuple of str, all else arrays."""
+        return self.nest([tuple(array.tolist()) if array.dtype.kind == "U" else array for array in arrays])
 
     def nest(self, arrays: Sequence[Value]) -> Value:
         """Arrange one value per leaf as the space is nested: an array, a dict or a tuple (of dicts, of tuples …)."""

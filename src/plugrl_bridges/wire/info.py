@@ -86,6 +86,7 @@ def _is_splittable(info: Mapping[Any, Value], m: int) -> bool:
 
 
 def is_batched(value: Value, m: int) -> bool:
+    """Tell whether a value has one row per env."""
     return isinstance(value, np.ndarray) and value.ndim >= 1 and len(value) == m
 
 

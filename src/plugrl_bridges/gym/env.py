@@ -1,0 +1,181 @@
+"""Own the view of a single remote environment as a plain ``gymnasium.Env``. Translates, decides nothing.
+
+``server.lockstep`` steps, with one slot and without autoreset: the trainer resets, as it would an env of its own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import gymnasium
+import numpy as np
+
+from plugrl_bridges.server.attributes import no_call
+from plugrl_bridges.server.autoreset import AutoresetMode
+from plugrl_bridges.server.lockstep import Lockstep
+from plugrl_bridges.server.options import BridgeOptions
+
+if TYPE_CHECKING:
+    import os
+    import ssl as ssl_module
+    from collections.abc import Sequence
+
+    from gymnasium import spaces
+
+    from plugrl_bridges.server.options import OnClientLoss
+    from plugrl_bridges.server.result import StepResult
+
+__all__ = ["RemoteEnv"]
+
+_NEEDS_CLIENTS = frozenset({"observation_space", "action_space"})
+
+
+class RemoteEnv(gymnasium.Env[Any, Any]):
+    """Present one environment that runs in an env client as a Gymnasium ``Env``.
+
+    ``gymnasium.make("plugrl_bridges:PlugRL/Remote-v0", port=8000)`` makes one. For wrappers, checkers, evaluation and
+    scripts that take a single env; a trainer that takes several at once is better served by `PlugRLVectorEnv`. Listens
+    at once; the spaces are waited for when they are first asked. Call `reset`, `step` until the end of the episode,
+    `reset` again, and `close` at the end.
+
+    Args:
+        host: Address to listen on; loopback unless told otherwise.
+        port: Port to listen on; 0 takes a free one, which ``port`` tells.
+        observation_space: The env's space; None takes what the client announces, else infers it.
+        action_space: The env's space; None takes what the client announces.
+        image_key: Surface only this image entry of the observations.
+        state_key: Surface only this state entry of the observations.
+        timeout: Seconds a step or reset may take, and the slot may stay vacant when its client was lost.
+        connect_timeout: Seconds to wait for the client; None waits for ever.
+        on_client_loss: ``"truncate"``: a lost client's episode is truncated and a replacement is waited for;
+            ``"raise"``: a `ClientLost` is raised.
+        episode_log: CSV file to write one row per finished episode to.
+        api_key: The client must send it; None admits all.
+        ssl: Server-side context for ``wss``.
+        allowed_origins: Web origins whose pages may connect.
+        ping_interval: Seconds between pings; None sends none.
+        ping_timeout: Seconds a waiting client may leave a ping unanswered; None for ever.
+        max_message_bytes: Larger messages close their connection with 1009.
+
+    Raises:
+        ValueError: naming the argument that is out of range (`TypeError` for a wrong type).
+        OSError: if the port cannot be had; the text names it and the option.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - as Gymnasium's own
+
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        observation_space: spaces.Space[Any] | None = None,
+        action_space: spaces.Space[Any] | None = None,
+        image_key: str | None = None,
+        state_key: str | None = None,
+        timeout: float = 60.0,
+        connect_timeout: float | None = 300.0,
+        on_client_loss: OnClientLoss = "truncate",
+        episode_log: str | os.PathLike[str] | None = None,
+        api_key: str | None = None,
+        ssl: ssl_module.SSLContext | None = None,
+        allowed_origins: Sequence[str] = (),
+        ping_interval: float | None = 20.0,
+        ping_timeout: float | None = 20.0,
+        max_message_bytes: int = 1 << 30,
+    ) -> None:
+        self._lockstep = Lockstep(
+            BridgeOptions(
+                num_envs=1, host=host, port=port, observation_space=observation_space, action_space=action_space,
+                image_key=image_key, state_key=state_key, timeout=timeout, connect_timeout=connect_timeout,
+                on_client_loss=on_client_loss, episode_log=episode_log, api_key=api_key, ssl=ssl,
+                allowed_origins=allowed_origins, ping_interval=ping_interval, ping_timeout=ping_timeout,
+                max_message_bytes=max_message_bytes, autoreset_mode=AutoresetMode.DISABLED,
+            )
+        )  # fmt: skip
+        self._finalizer = weakref.finalize(self, self._lockstep.close)
+        self._finalizer.atexit = False  # the hub sees to the interpreter's exit
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return self._lockstep.port
+
+    @property
+    def url(self) -> str:
+        """The URL for ``plugrl-env-client --url``."""
+        return self._lockstep.url
+
+    def __getattr__(self, name: str) -> Any:
+        """Wait for the client when something is asked that only it can tell."""
+        if name not in _NEEDS_CLIENTS or "_lockstep" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        self._lockstep.connect()
+        self.observation_space = self._lockstep.observation_layout.space
+        self.action_space = self._lockstep.action_layout.space
+        return self.__dict__[name]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; call `step` next.
+
+        Args:
+            seed: Handed to the env's own reset; None leaves its random stream running.
+            options: Handed to the env's own reset, once; never changed.
+
+        Returns:
+            The first observation, and the reset's info.
+
+        Raises:
+            ConnectTimeout: if the client did not come in time.
+            StepTimeout: if it did not answer in time.
+            ClientLost: if it went away and none took its place.
+        """
+        super().reset(seed=seed)
+        step = self._lockstep.reset([seed], [dict(options)] if options else None)
+        return self._observation(step), _with_loss(step.reset_infos.get(0, {}), step)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step the env; call `reset` next when the episode has ended.
+
+        Args:
+            action: Of the action space.
+
+        Returns:
+            Observation, reward, whether terminated, whether truncated, info. ``info["client_lost"]`` is true where the
+            client was lost.
+
+        Raises:
+            ValueError: for NaN or a wrong shape; nothing was sent then.
+            gymnasium.error.ResetNeeded: if the episode has ended.
+            StepTimeout: if the client did not answer in time.
+            ClientLost: if it went away and none took its place.
+            EnvPoisoned: before the first reset, after a step that failed, or when closed.
+        """
+        self._lockstep.send(np.asarray(action)[None])
+        step = self._lockstep.wait()
+        info = _with_loss(step.infos[0], step)
+        return self._observation(step), float(step.rewards[0]), bool(step.terminated[0]), bool(step.truncated[0]), info
+
+    def render(self) -> NoReturn:
+        """Refuse: pictures of a remote env do not cross the boundary.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise no_call("render")
+
+    def close(self) -> None:
+        """Tell the client that the run is over, and free the port; idempotent, bounded."""
+        self._finalizer.detach()
+        self._lockstep.close()
+
+    def _observation(self, step: StepResult) -> Any:
+        return self._lockstep.observation_layout.row(step.observations, 0)
+
+
+def _with_loss(info: dict[str, Any], step: StepResult) -> dict[str, Any]:
+    info.pop("client_lost", None)  # a word of the bridge; a client may use it for something else
+    if step.lost:
+        info["client_lost"] = True
+    return info

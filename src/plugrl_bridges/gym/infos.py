@@ -1,0 +1,173 @@
+"""Own the infos that a Gymnasium vector env returns, in the dialect of each release and autoreset mode.
+
+- ``ARRAYS``, Gymnasium 1.x: arrays with ``_key`` masks, dicts nested. SAME_STEP puts what belongs to an ended episode
+  under ``final_obs`` and ``final_info``, and the infos of the reset where the step's would be.
+- ``LISTS``, Gymnasium 0.29: ``final_observation`` and ``final_info`` are object arrays, one dict or None per env.
+
+Pure: made of a `StepResult` alone. ``gym.vector_env`` and ``cleanrl`` are the callers.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+
+from plugrl_bridges.gym.columns import Columns
+from plugrl_bridges.server.autoreset import AutoresetMode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from plugrl_bridges.server.result import StepResult
+    from plugrl_bridges.spaces import ObservationLayout
+    from plugrl_bridges.wire.codec import Array
+
+__all__ = ["InfoDialect", "InfoWriter"]
+
+
+class InfoDialect(enum.Enum):
+    """Say in which form vector infos are given."""
+
+    ARRAYS = "1.x"
+    LISTS = "0.29"
+
+    @classmethod
+    def installed(cls) -> InfoDialect:
+        """Give the dialect of the Gymnasium that is installed."""
+        return cls.LISTS if gymnasium.__version__.startswith("0.") else cls.ARRAYS
+
+
+class InfoWriter:
+    """Write the infos of steps and resets.
+
+    Args:
+        layout: Of one env's observation.
+        num_envs: Number of slots.
+        mode: When the trainer sees the next episode.
+        dialect: Form of the infos.
+        episodes: Whether to add ``episode`` (``r``, ``l``, ``t``) to the info of each step that ends an episode, as
+            ``RecordEpisodeStatistics`` at the client would. Where the client's envs bring their own, that stays.
+    """
+
+    def __init__(
+        self,
+        layout: ObservationLayout,
+        num_envs: int,
+        mode: AutoresetMode,
+        dialect: InfoDialect,
+        *,
+        episodes: bool = False,
+    ) -> None:
+        self._layout = layout
+        self._n = num_envs
+        self._same_step = mode is AutoresetMode.SAME_STEP
+        self._dialect = dialect
+        self._episodes = episodes
+
+    def step(self, step: StepResult) -> dict[str, Any]:
+        """Give the infos of a step."""
+        if not (step.finals or step.info_parts or step.reset_parts or step.lost):
+            return {}
+        infos = self._lists(step) if self._dialect is InfoDialect.LISTS else self._arrays(step)
+        return self._with_losses(infos, step)
+
+    def reset(self, step: StepResult) -> dict[str, Any]:
+        """Give the infos of a reset."""
+        if self._dialect is InfoDialect.LISTS:
+            infos: dict[str, Any] = {}
+            for slot, info in sorted(step.reset_infos.items()):
+                self._list(infos, info, slot)
+        else:
+            columns = Columns(self._n)
+            for part in step.reset_parts:
+                columns.add(part)
+            infos = columns.infos
+        return self._with_losses(infos, step)
+
+    # Gymnasium 1.x ------------------------------------------------------------------------------------------------
+
+    def _arrays(self, step: StepResult) -> dict[str, Any]:
+        top = Columns(self._n)
+        over = step.terminated | step.truncated
+        if not (self._same_step and over.any()):
+            for part in step.info_parts:
+                top.add(part)
+            self._add_episodes(top, step)
+            for part in step.reset_parts:
+                top.add(part)
+            return top.infos
+        final = Columns(self._n)
+        for part in step.info_parts:
+            final.add(part.only(over))
+            top.add(part.only(~over))
+        self._add_episodes(final, step)
+        for part in step.reset_parts:
+            top.add(part)
+        top.infos["final_obs"] = self._final_observations(step)
+        top.infos["_final_obs"] = over.copy()
+        top.infos["final_info"] = final.infos
+        top.infos["_final_info"] = over.copy()
+        return top.infos
+
+    def _add_episodes(self, columns: Columns, step: StepResult) -> None:
+        if not self._episodes:
+            return
+        brought = columns.infos.get("_episode", np.zeros(self._n, np.bool_))
+        slots = np.array([slot for slot in step.ended if not brought[slot]], np.int64)
+        if len(slots):
+            ended = [step.ended[slot] for slot in slots.tolist()]
+            columns.put(("episode", "r"), slots, np.array([each.ret for each in ended]))
+            columns.put(("episode", "l"), slots, np.array([each.length for each in ended], np.int64))
+            columns.put(("episode", "t"), slots, np.array([each.elapsed_s for each in ended]))
+
+    def _final_observations(self, step: StepResult) -> Array:
+        observations = np.full(self._n, None)
+        for finals in step.finals:
+            for at, slot in enumerate(finals.slots):
+                observations[slot] = self._layout.row(finals.arrays, at)
+        return observations
+
+    # Gymnasium 0.29 -----------------------------------------------------------------------------------------------
+
+    def _lists(self, step: StepResult) -> dict[str, Any]:
+        infos: dict[str, Any] = {}
+        own, began = step.infos, step.reset_infos
+        over = step.terminated | step.truncated
+        observations = self._final_observations(step) if step.finals else None
+        for slot in range(self._n):
+            info = own[slot]
+            if over[slot] and self._episodes and "episode" not in info:
+                ended = step.ended[slot]
+                info["episode"] = {
+                    "r": np.array([ended.ret], np.float32),
+                    "l": np.array([ended.length], np.int32),
+                    "t": np.array([ended.elapsed_s], np.float32),
+                }
+            if over[slot] and self._same_step and observations is not None:
+                self._list(infos, began.get(slot, {}), slot)
+                info = {"final_observation": observations[slot], "final_info": info}
+            elif slot in step.idle or (step.lost and slot in step.lost and not over[slot]):
+                info = began.get(slot, {})
+            self._list(infos, info, slot)
+        return infos
+
+    def _list(self, infos: dict[str, Any], info: Mapping[str, Any], slot: int) -> None:
+        for key, value in info.items():
+            if key not in infos:
+                numeric = type(value) in {int, float, bool} or isinstance(value, np.number)
+                infos[key] = np.zeros(self._n, type(value)) if numeric else np.full(self._n, None)
+                infos["_" + key] = np.zeros(self._n, np.bool_)
+            infos[key][slot] = value
+            infos["_" + key][slot] = True
+
+    def _with_losses(self, infos: dict[str, Any], step: StepResult) -> dict[str, Any]:
+        infos.pop("client_lost", None)  # a word of the bridge; a client may use it for something else
+        infos.pop("_client_lost", None)
+        if step.lost:
+            lost = np.zeros(self._n, np.bool_)
+            lost[list(step.lost)] = True
+            infos["client_lost"], infos["_client_lost"] = lost, lost.copy()
+        return infos
