@@ -34,7 +34,7 @@ def assert_same(mine: Any, local: Any, where: str = "") -> None:
         array = np.asarray(mine)
         assert array.dtype == local.dtype, f"{where}: {array.dtype} is not {local.dtype}"
         assert array.shape == local.shape, f"{where}: {array.shape} is not {local.shape}"
-        assert array.tobytes() == local.tobytes(), f"{where}: {mine} is not {local}"
+        assert array.tobytes() == local.tobytes(), f"{where}: {mine!s:.200} is not {local!s:.200}"
     else:
         assert type(mine) is type(local), f"{where}: {type(mine)} is not {type(local)}"
-        assert mine == local, f"{where}: {mine} is not {local}"
+        assert mine == local, f"{where}: {mine!s:.200} is not {local!s:.200}"

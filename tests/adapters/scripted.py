@@ -80,8 +80,9 @@ class ScriptedEnv(gym.Env[Any, Any]):
         if seed is not None:
             self.rng = np.random.default_rng(seed)
             self.observation_space.seed(seed)
+            self.episode = -1  # a seed decides all that comes
         self.episode, self.t = self.episode + 1, 0
-        info: dict[str, Any] = {"began": self.episode, "options": str(options)}
+        info: dict[str, Any] = {"began": self.episode, "options": str(options or None)}
         if self.episode % 2:
             info["odd"] = np.array([self.episode, self.index], np.float32)
         return self.observation_space.sample(), info
