@@ -1,13 +1,17 @@
 """Let the trainer you already use step environments that live in another process, machine or language.
 
-Give ``plugrl_bridges.sb3.PlugRemoteVecEnv`` to a Stable-Baselines3 algorithm: it is the server that env clients
-connect to. Start ``plugrl-env-client`` (``plugrl_bridges.client``) where the environments are.
+Give ``plugrl_bridges.sb3.PlugRemoteVecEnv`` to a Stable-Baselines3 algorithm, and ``plugrl_bridges.PlugRLVectorEnv``
+to anything that takes a Gymnasium vector env: it is the server that env clients connect to. Start ``plugrl-env-client``
+(``plugrl_bridges.client``) where the environments are.
 
 Importing this package imports no trainer, no torch and not even Gymnasium; it gives the errors, which every side may
-have to catch, and sees to it that Gymnasium knows ``plugrl_bridges:PlugRL/Probe-v0``.
+have to catch, and sees to it that Gymnasium knows ``plugrl_bridges:PlugRL/Remote-v0`` and
+``plugrl_bridges:PlugRL/Probe-v0``.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from plugrl_bridges.errors import (
     ClientLost,
@@ -29,6 +33,9 @@ from plugrl_bridges.errors import (
 )
 from plugrl_bridges.registration import register_when_gymnasium_is_there
 
+if TYPE_CHECKING:
+    from plugrl_bridges.gym import PlugRLVectorEnv
+
 __all__ = [
     "ClientLost",
     "ConnectTimeout",
@@ -41,6 +48,7 @@ __all__ = [
     "HandshakeError",
     "LocalProtocolError",
     "PlugRLError",
+    "PlugRLVectorEnv",
     "RaggedClientError",
     "RemoteProtocolError",
     "SpaceError",
@@ -52,3 +60,12 @@ __all__ = [
 __version__ = "0.1.0"
 
 register_when_gymnasium_is_there()
+
+
+def __getattr__(name: str) -> object:
+    """Import the vector env when it is asked for: it needs Gymnasium."""
+    if name != "PlugRLVectorEnv":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from plugrl_bridges.gym import PlugRLVectorEnv  # noqa: PLC0415 - see above
+
+    return PlugRLVectorEnv

@@ -14,7 +14,7 @@ import numpy as np
 
 from plugrl_bridges.errors import EnvFailed
 from plugrl_bridges.spaces import ActionLayout, ObservationLayout, space_to_wire
-from plugrl_bridges.wire.info import batch_infos
+from plugrl_bridges.wire.info import batch_infos, scattered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -151,7 +151,8 @@ class EnvBatch(ABC):
         with self.blaming("reset"):
             if not any(self.reset_infos.values()):
                 return {}
-            return self.batched([self.reset_infos.get(row, {}) for row in range(self.num_envs)])
+            rows = [row for row in sorted(self.reset_infos) if self.reset_infos[row]]
+            return scattered(self.batched([self.reset_infos[row] for row in rows]), rows, self.num_envs)
 
     def batched(self, infos: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
         """Batch infos for the wire, noting what it cannot carry."""

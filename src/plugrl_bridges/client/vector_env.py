@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from plugrl_bridges.client.batch import EnvBatch
+from plugrl_bridges.client.columns import columns_for_wire, merged_columns
 from plugrl_bridges.client.envs import name_of, traits_of
 from plugrl_bridges.errors import FactoryError
 
@@ -31,7 +32,6 @@ VectorEnv: TypeAlias = "gymnasium.vector.VectorEnv[Any, Any, Any]"
 
 _FINALS = ("final_obs", "final_observation")
 _FINAL_KEYS = {*_FINALS, "final_info", "_final_obs", "_final_observation", "_final_info"}
-_WIDEST_BYTES = 8  # a long double stays at home
 _HAS_MODES = hasattr(gymnasium.vector, "AutoresetMode")  # Gymnasium 1.1; 0.29 is always SAME_STEP, 1.0 always NEXT_STEP
 
 
@@ -210,9 +210,21 @@ class VectorBatch(EnvBatch):
         with self.blaming("step"):
             if not self._infos:
                 return {}
-            if not self._final_infos and len(rows) == self.num_envs and _travels(self._infos, self.num_envs):
-                return dict(self._infos)
+            if len(rows) == self.num_envs and (columns := self._step_columns()) is not None:
+                return columns
             return self.batched([self.step_info_of(row) for row in rows])
+
+    def _step_columns(self) -> dict[str, Value] | None:
+        """Give the infos of all rows' last steps without looking at any row; None if they are not all plain arrays."""
+        n = self.num_envs
+        own = columns_for_wire({key: value for key, value in self._infos.items() if key not in _FINAL_KEYS}, n)
+        if own is None or not self._final_infos:
+            return own
+        final = self._infos.get("final_info", {})
+        last = columns_for_wire(final, n) if isinstance(final, Mapping) else None
+        ended = np.zeros(n, np.bool_)
+        ended[list(self._final_infos)] = True
+        return None if last is None else merged_columns(own, last, ended)
 
     def traits(self) -> dict[str, Value]:
         """Give what is known of the vector env."""
@@ -269,16 +281,3 @@ def _has_row(value: Value, row: int) -> bool:
     if isinstance(value, np.ndarray):
         return value.ndim > 0 and len(value) > row
     return isinstance(value, (list, tuple)) and len(value) > row
-
-
-def _travels(infos: Mapping[Any, Any], n: int) -> bool:
-    """Whether infos can go out as they are: numeric arrays of n only, and no key that the wire keeps for itself."""
-    return "episode" not in infos and all(
-        isinstance(key, str)
-        and isinstance(value, np.ndarray)
-        and value.dtype.kind in "biuf"
-        and value.dtype.itemsize <= _WIDEST_BYTES
-        and value.ndim >= 1
-        and len(value) == n
-        for key, value in infos.items()
-    )

@@ -29,6 +29,7 @@ __all__ = [
     "info_entries",
     "is_batched",
     "own",
+    "scattered",
     "split_info",
 ]
 
@@ -233,6 +234,36 @@ def batch_infos(infos: Sequence[Mapping[str, Any]], *, nested: bool = False) -> 
         # Nothing but maps of maps: a mask lends the array of length m that splitting wants [5.4].
         batched["_" + next(iter(batched))] = np.ones(len(infos), np.bool_)
     return batched, refused
+
+
+def scattered(batched: Mapping[str, Value], rows: Sequence[int], n: int) -> dict[str, Value]:
+    """Give the batched info of a few envs as that of n, whose others have none.
+
+    Args:
+        batched: From `batch_infos`, of k envs.
+        rows: Which of the n they are, ``[k]``.
+        n: Number of envs.
+    """
+    k, at = len(rows), list(rows)
+    if k == n:
+        return dict(batched)
+    there = np.zeros(n, np.bool_)
+    there[at] = True
+    wide: dict[str, Value] = {}
+    for key, value in batched.items():
+        if isinstance(value, Mapping):
+            wide[key] = scattered(value, rows, n)
+        elif isinstance(value, np.ndarray):
+            wide[key] = np.zeros((n, *value.shape[1:]), value.dtype)
+            wide[key][at] = value
+        else:
+            listed: list[Value] = [None] * n
+            for row, item in zip(at, value, strict=True):
+                listed[row] = item
+            wide[key] = listed
+        if not (key.startswith("_") and key[1:] in batched) and "_" + key not in batched:
+            wide["_" + key] = there
+    return wide
 
 
 def _column(values: list[Any], present: list[bool]) -> Array | None:

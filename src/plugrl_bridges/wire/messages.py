@@ -313,6 +313,7 @@ def _parse_reset(value: Value, env_ids: Array | None) -> ResetRequest:
     return ResetRequest(targets, tuple(seeds), tuple(options))
 
 
+_MANY = 64  # as many envs are worth a look by array operations
 _FEEDBACK_KEYS = {"obs", "rewards", "terminated", "truncated", "info"}
 
 
@@ -378,6 +379,8 @@ def _indices(value: dict[Any, Value], key: str, message: str, clause: str) -> Ar
     found = _need(value, key, message, clause)
     if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "iu":
         raise RemoteProtocolError(f"{message}: {key} must be a 1-d int array, got {describe(found)}", clause=clause)
+    if len(found) > _MANY and found[0] >= 0 and found[-1] <= np.iinfo(np.int32).max and (found[1:] > found[:-1]).all():
+        return found.astype(np.int64)  # in rising order: no two are the same
     names = found.tolist()
     if names and (min(names) < 0 or max(names) > np.iinfo(np.int32).max):
         raise RemoteProtocolError(f"{message}: {key} must be small non-negative ints, got {names[:8]}", clause="4.4")

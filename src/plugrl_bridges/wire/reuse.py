@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.wire.arrays import Array
 
-__all__ = ["ReuseRule"]
+__all__ = ["ReuseRule", "same_envs"]
 
 
 class ReuseRule:
@@ -26,47 +26,50 @@ class ReuseRule:
     def __init__(self) -> None:
         self._legal: set[int] = set()
         self._ended: set[int] = set()
-        self._steady: tuple[Array, Array] | None = None  # names of envs that are all legal, and a mark for each
+        self._last: tuple[Array, Array] | None = None  # names of the last feedback, and which of them are legal
 
     def note_feedback(self, env_indices: Array, terminated: Array, truncated: Array) -> None:
         """Take in a feedback: its envs may be reused, except those whose episode it ended."""
         ended = terminated | truncated
-        none_ended = b"\x01" not in ended.tobytes()
-        if none_ended and self._marks_of_all(env_indices) is not None:
-            return
-        names = env_indices.tolist()
-        self._legal.update(names)
-        if self._ended:
-            self._ended.difference_update(names)
-        if none_ended:
-            marks = np.ones(len(names), np.bool_)
-            marks.flags.writeable = False
-            self._steady = (env_indices, marks)
+        before = self._marks_of_last(env_indices)
+        if before is not None:
+            if ended.tobytes() == (~before).tobytes():
+                return
+            fresh, over = env_indices[~before & ~ended].tolist(), env_indices[before & ended].tolist()
         else:
-            self.forget(env_indices[ended].tolist())
+            fresh, over = env_indices[~ended].tolist(), env_indices[ended].tolist()
+        self._legal.update(fresh)
+        self._ended.difference_update(fresh)
+        self._legal.difference_update(over)
+        self._ended.update(over)
+        marks = ~ended
+        marks.flags.writeable = False
+        self._last = (env_indices, marks)
 
-    def _marks_of_all(self, env_indices: Array) -> Array | None:
+    def _marks_of_last(self, env_indices: Array) -> Array | None:
         """Give a mark for each, if these are the very names of the last feedback and no env was forgotten since."""
-        return self._steady[1] if self._steady is not None and self._steady[0] is env_indices else None
+        return self._last[1] if self._last is not None and same_envs(self._last[0], env_indices) else None
 
     def forget(self, envs: Iterable[int]) -> None:
         """Take in that envs were reset, or are about to be: their next observation was never sent."""
-        self._steady = None
         names = tuple(envs)
-        self._legal.difference_update(names)
-        self._ended.update(names)
+        if names:
+            self._last = None
+            self._legal.difference_update(names)
+            self._ended.update(names)
 
     def marks(self, env_indices: Array) -> Array:
         """Give the bool ``[n]`` array of rows that may be marked."""
-        every = self._marks_of_all(env_indices)
-        if every is not None:
-            return every
+        last = self._marks_of_last(env_indices)
+        if last is not None:
+            return last
         legal = self._legal
         return np.array([env in legal for env in env_indices.tolist()], dtype=np.bool_)
 
     def fault(self, env_indices: Array, reuse: Array) -> str | None:
         """Say which env of an infer may not be marked, and why; None if all marks are legal."""
-        if self._marks_of_all(env_indices) is not None:
+        last = self._marks_of_last(env_indices)
+        if last is not None and (last is reuse or b"\x01" not in (reuse & ~last).tobytes()):
             return None
         marked = env_indices[reuse].tolist()
         if self._legal.issuperset(marked):
@@ -85,3 +88,8 @@ class ReuseRule:
         fault = self.fault(env_indices, reuse)
         if fault is not None:
             raise RemoteProtocolError(fault, clause="10.1")
+
+
+def same_envs(names: Array, others: Array) -> bool:
+    """Tell whether two int64 arrays of env indices are the same, in the same order."""
+    return names is others or (len(names) == len(others) and names.tobytes() == others.tobytes())

@@ -18,7 +18,7 @@ from plugrl_bridges.errors import LocalProtocolError, RemoteProtocolError
 from plugrl_bridges.wire.learned import LearnedParser
 from plugrl_bridges.wire.learned_writer import LearnedWriter
 from plugrl_bridges.wire.messages import Action, Feedback, Infer, Message, Metadata, Observation
-from plugrl_bridges.wire.reuse import ReuseRule
+from plugrl_bridges.wire.reuse import ReuseRule, same_envs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -117,6 +117,7 @@ class ServerSession(_Session):
         super().__init__(parser=parser)
         self._features: frozenset[str] = frozenset()
         self._holding: set[int] = set()
+        self._whole: Array | None = None  # in place of that set, if the envs of one whole infer hold actions
         self._all_reset = False  # every env of the last action was reset, so that its feedback may be empty
 
     def open(self, metadata: Metadata) -> list[Buffer]:
@@ -133,7 +134,7 @@ class ServerSession(_Session):
     @property
     def holding(self) -> frozenset[int]:
         """Envs that hold an action and have not fed back."""
-        return frozenset(self._holding)
+        return frozenset(self._holders())
 
     def receive(self, data: Buffer | str) -> tuple[Infer | Feedback, tuple[int, ...]]:
         """Take in one message of the client.
@@ -153,9 +154,14 @@ class ServerSession(_Session):
             self._asked = message
             return message, ()
         feedback = cast("Feedback", message)  # the table admits nothing else
-        names = feedback.env_indices.tolist()
-        if not names and not self._all_reset:
+        if not len(feedback.env_indices) and not self._all_reset:
             raise RemoteProtocolError("feedback: env_indices names no env, but actions are held", clause="5.4")
+        if self._whole is not None and same_envs(self._whole, feedback.env_indices):
+            self._whole = None
+            self._reuse.note_feedback(feedback.env_indices, feedback.terminated, feedback.truncated)
+            return feedback, ()
+        names = feedback.env_indices.tolist()
+        self._holders()
         strangers = () if self._holding.issuperset(names) else tuple(e for e in names if e not in self._holding)
         if strangers:
             feedback = _rows_of(feedback, np.array([env in self._holding for env in names], dtype=np.bool_))
@@ -163,12 +169,20 @@ class ServerSession(_Session):
         self._reuse.note_feedback(feedback.env_indices, feedback.terminated, feedback.truncated)
         return feedback, strangers
 
+    def _holders(self) -> set[int]:
+        """Give the set of the envs that hold an action, which is only made where it is needed."""
+        if self._whole is not None:
+            self._holding.update(self._whole.tolist())
+            self._whole = None
+        return self._holding
+
     def _check_infer(self, infer: Infer) -> None:
         if infer.reuse is not None:
             if REUSE_FEEDBACK_OBS not in self._features:
                 raise RemoteProtocolError("infer: reuse, but the metadata does not list the feature", clause="10.1")
             self._reuse.check(infer.env_indices, infer.reuse)
-        holding = self._holding.intersection(infer.env_indices.tolist()) if self._holding else ()
+        holders = self._holders()
+        holding = holders.intersection(infer.env_indices.tolist()) if holders else ()
         if holding:
             raise RemoteProtocolError(
                 f"infer: env {min(holding)} asks for a chunk, but has fed nothing back for the one it holds",
@@ -183,7 +197,7 @@ class ServerSession(_Session):
                 array has another number of envs [5.3]; or if it resets what it may not.
         """
         asked, names = self._asked, action.env_ids
-        if asked is None or names is None or not _same_envs(names, asked.env_indices):
+        if asked is None or names is None or not same_envs(names, asked.env_indices):
             raise LocalProtocolError("[5.3] an action answers the open infer's envs, in its order")
         if action.action.ndim < 2 or action.action.shape[1] != len(names):
             raise LocalProtocolError(
@@ -197,15 +211,13 @@ class ServerSession(_Session):
                 raise LocalProtocolError("[seeded-reset] only the action's envs, and only if the metadata lists it")
         buffers = self._send(action)
         self._asked = None
-        stepping = set(names.tolist()) - reset
         self._reuse.forget(reset)
-        self._holding.update(stepping)
-        self._all_reset = not stepping
+        self._all_reset = len(reset) == len(names)
+        if not reset and not self._holders():
+            self._whole = asked.env_indices
+        else:
+            self._holding.update(set(names.tolist()) - reset)
         return buffers
-
-
-def _same_envs(names: Array, asked: Array) -> bool:
-    return names is asked or np.array_equal(names, asked)
 
 
 def _rows_of(feedback: Feedback, keep: Array) -> Feedback:
@@ -255,7 +267,7 @@ class ClientSession(_Session):
         action = cast("Action", message)  # the table admits nothing else
         asked = cast("Infer", self._asked).env_indices  # an action is due only after an infer
         names = asked if action.env_ids is None else action.env_ids
-        if action.action.shape[1] != len(asked) or not _same_envs(names, asked):
+        if action.action.shape[1] != len(asked) or not same_envs(names, asked):
             raise RemoteProtocolError(
                 f"action: {action.action.shape[1]} rows for envs {names.tolist()[:8]}, expected {len(asked)} for "
                 f"{asked.tolist()[:8]} in this order",
