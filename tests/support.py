@@ -241,7 +241,7 @@ def bridge(**options: Any) -> Iterator[Lockstep]:
 class ClientThread:
     """Run an `EnvClient` in a thread; `join` gives its summary or raises what it raised."""
 
-    def __init__(self, make_env: Callable[[], Any], **options: Any) -> None:
+    def __init__(self, make_env: Callable[..., Any], **options: Any) -> None:
         self.client = EnvClient(make_env, **{"connect_timeout": PATIENCE_S, "max_backoff": 0.2, **options})
         self._outcome: list[Any] = []
         self._error: BaseException | None = None

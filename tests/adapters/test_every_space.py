@@ -30,11 +30,20 @@ CASES = [
 MODES = list(AutoresetMode)
 
 
+def by_index(make: Callable[[int], ScriptedEnv]) -> Callable[..., ScriptedEnv]:
+    """Make a factory of it that a client gives the env's number."""
+
+    def factory(env_index: int) -> ScriptedEnv:
+        return make(env_index)
+
+    return factory
+
+
 @contextlib.contextmanager
 def clients(url: str, make: Callable[[int], ScriptedEnv], num_envs: int, *, together: bool) -> Iterator[None]:
     """Serve envs 0, 1, … from one connection, or from one each."""
     if together:
-        threads = [ClientThread(lambda env_index: make(env_index), num_envs=num_envs, url=url)]
+        threads = [ClientThread(by_index(make), num_envs=num_envs, url=url)]
     else:
         threads = [
             ClientThread(functools.partial(make, index), num_envs=1, url=url, rank=index, group_num_envs=num_envs)
@@ -60,7 +69,13 @@ def test_a_gymnasium_trainer_sees_what_sync_vector_env_would_show(
         clients(mine.url, make, NUM_ENVS, together=together),
     ):
         assert mine.metadata["autoreset_mode"] is mode
-        for name in ("num_envs", "observation_space", "action_space", "single_observation_space", "single_action_space"):
+        for name in (
+            "num_envs",
+            "observation_space",
+            "action_space",
+            "single_observation_space",
+            "single_action_space",
+        ):
             assert getattr(mine, name) == getattr(local, name), name
         assert_same(mine.reset(seed=7), local.reset(seed=7), "reset")
         local.action_space.seed(3)
@@ -75,7 +90,7 @@ def test_a_gymnasium_trainer_sees_what_sync_vector_env_would_show(
                 again = mine.reset(options={"reset_mask": done.copy()})
                 assert_same(again, local.reset(options={"reset_mask": done.copy()}), f"reset after step {t}")
             if t == STEPS // 2:  # seeds and options in the middle of a run
-                once = {"seed": [11, 5, 8], "options": {"level": 2}}
+                once: dict[str, Any] = {"seed": [11, 5, 8], "options": {"level": 2}}
                 assert_same(mine.reset(**once), local.reset(**once), "the second reset")
         assert ends > STEPS / 4
 
@@ -86,9 +101,7 @@ def sb3_takes(space: spaces.Space[Any]) -> bool:
     return not isinstance(space, (spaces.Text, spaces.Tuple))
 
 
-@pytest.mark.parametrize(
-    ("observation", "action"), [case for case in CASES if sb3_takes(OBSERVATION_SPACES[case[0]])]
-)
+@pytest.mark.parametrize(("observation", "action"), [case for case in CASES if sb3_takes(OBSERVATION_SPACES[case[0]])])
 def test_a_stable_baselines3_trainer_sees_what_dummy_vec_env_would_show(observation: str, action: str) -> None:
     make = functools.partial(ScriptedEnv, observation, action)
     local = DummyVecEnv([functools.partial(make, index) for index in range(NUM_ENVS)])

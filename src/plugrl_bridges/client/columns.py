@@ -75,7 +75,7 @@ def merged_columns(own: Mapping[str, Value], final: Mapping[str, Value], ended: 
                 return None
             merged[key] = inner
         else:
-            some: Array = last if mine is None else mine
+            some: Any = last if mine is None else mine
             if mine is not None and last is not None and (mine.dtype, mine.shape) != (last.dtype, last.shape):
                 return None
             column = np.zeros_like(some) if mine is None else mine.copy()

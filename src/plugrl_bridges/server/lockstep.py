@@ -185,8 +185,9 @@ class Lockstep:
         upcoming = self._exchange.upcoming
         waiting = set() if upcoming is None else set(np.flatnonzero(upcoming.waiting).tolist())
         if waiting and self.options.autoreset_mode is AutoresetMode.DISABLED:
+            slots = report.slots_text(sorted(waiting))
             raise ResetNeeded(
-                f"the episodes of slots {report.slots_text(sorted(waiting))} have ended, and autoreset_mode is DISABLED: "
+                f"the episodes of slots {slots} have ended, and autoreset_mode is DISABLED: "
                 'reset them first, as by reset(options={"reset_mask": terminated | truncated})'
             )
         with self._hub.lock:
