@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "probe_env": frozenset(),
     "registration": frozenset(),
     **dict.fromkeys(ADAPTERS, BELOW_SERVER | {"server"}),
+    "cleanrl": BELOW_SERVER | {"server", "gym"},  # its vector env is that of gym, with other infos
     **dict.fromkeys(FRONTS, BELOW_SERVER | ADAPTERS | {"server", "client", "conformance", "ledger", "plot"}),
     ROOT: frozenset({"errors", "registration"}),
 }
@@ -197,6 +198,9 @@ def test_table_has_no_cycle() -> None:
         ("plugrl_bridges.conformance.bridge", "import websockets.sync.client", None),
         ("plugrl_bridges.sb3.vec_env", "from plugrl_bridges.gym import x", "sb3 must not import gym"),
         ("plugrl_bridges.sb3.vec_env", "from plugrl_bridges.server.lockstep import x", None),
+        ("plugrl_bridges.cleanrl.make", "from plugrl_bridges.gym.vector_env import x", None),
+        ("plugrl_bridges.cleanrl.make", "from plugrl_bridges.sb3 import x", "cleanrl must not import sb3"),
+        ("plugrl_bridges.gym.vector_env", "from plugrl_bridges.cleanrl import x", "gym must not import cleanrl"),
         ("plugrl_bridges.sb3.vec_env", "import stable_baselines3", None),
         ("plugrl_bridges.rlinf.env", "import rlinf.envs", None),
         ("plugrl_bridges.demo", "from plugrl_bridges.sb3 import x", None),
@@ -210,10 +214,24 @@ def test_scan_sees_faults(importer: str, source: str, fault: str | None) -> None
     assert next(filter(None, (fault_of(importer, each) for each in found)), None) == fault
 
 
-@pytest.mark.parametrize("module", [PACKAGE, f"{PACKAGE}.client"])
-def test_import_is_light(module: str) -> None:
-    heavy = sorted(TRAINERS)
+@pytest.mark.parametrize(
+    ("module", "more"),
+    [(PACKAGE, {"gymnasium", "numpy"}), (f"{PACKAGE}.client", set()), (f"{PACKAGE}.cleanrl", set())],
+)
+def test_import_is_light(module: str, more: set[str]) -> None:
+    heavy = sorted(TRAINERS | more)
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_the_vector_env_of_the_root_is_imported_when_it_is_asked_for() -> None:
+    code = (
+        "import sys, plugrl_bridges; before = 'gymnasium' in sys.modules; kind = plugrl_bridges.PlugRLVectorEnv; "
+        "print(before, kind.__module__, hasattr(plugrl_bridges, 'PlugRLVecEnv'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.stdout.split(), done.stderr) == (["False", f"{PACKAGE}.gym.vector_env", "False"], "")
