@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["InfoDialect", "InfoWriter"]
 
+_RECORD_TYPES = {"r": np.float32, "l": np.int32, "t": np.float32}  # of ``RecordEpisodeStatistics``, in 0.29
+
 
 class InfoDialect(enum.Enum):
     """Say in which form vector infos are given."""
@@ -49,7 +51,8 @@ class InfoWriter:
         mode: When the trainer sees the next episode.
         dialect: Form of the infos.
         episodes: Whether to add ``episode`` (``r``, ``l``, ``t``) to the info of each step that ends an episode, as
-            ``RecordEpisodeStatistics`` at the client would. Where the client's envs bring their own, that stays.
+            ``RecordEpisodeStatistics`` at the client would. Where the client's envs bring their own, that stays, in the
+            form of this dialect: a client may have another release of Gymnasium than the trainer.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class InfoWriter:
     def _add_episodes(self, columns: Columns, step: StepResult) -> None:
         if not self._episodes:
             return
+        _make_flat(columns.infos.get("episode"))
         brought = columns.infos.get("_episode", np.zeros(self._n, np.bool_))
         slots = np.array([slot for slot in step.ended if not brought[slot]], np.int64)
         if len(slots):
@@ -139,13 +143,10 @@ class InfoWriter:
         observations = self._final_observations(step) if step.finals else None
         for slot in range(self._n):
             info = own[slot]
-            if over[slot] and self._episodes and "episode" not in info:
+            if over[slot] and self._episodes:
                 ended = step.ended[slot]
-                info["episode"] = {
-                    "r": np.array([ended.ret], np.float32),
-                    "l": np.array([ended.length], np.int32),
-                    "t": np.array([ended.elapsed_s], np.float32),
-                }
+                counted = {"r": ended.ret, "l": ended.length, "t": ended.elapsed_s}
+                info["episode"] = _listed(info.get("episode", counted))
             if over[slot] and self._same_step and observations is not None:
                 self._list(infos, began.get(slot, {}), slot)
                 info = {"final_observation": observations[slot], "final_info": info}
@@ -171,3 +172,24 @@ class InfoWriter:
             lost[list(step.lost)] = True
             infos["client_lost"], infos["_client_lost"] = lost, lost.copy()
         return infos
+
+
+def _make_flat(record: object) -> None:
+    """Give the record of clients with Gymnasium 0.29, arrays of one number each, the form of 1.x: ``[num_envs]``."""
+    if isinstance(record, dict):
+        for key in _RECORD_TYPES:
+            column = record.get(key)
+            if isinstance(column, np.ndarray) and column.shape[1:] == (1,):
+                record[key] = column[:, 0]
+
+
+def _listed(record: Any) -> Any:  # noqa: ANN401 - what a client calls "episode" may be anything
+    """Give a record the form of Gymnasium 0.29: arrays of one number each."""
+    if not isinstance(record, dict):
+        return record
+    return {
+        key: np.array([value], _RECORD_TYPES[key])
+        if key in _RECORD_TYPES and isinstance(value, (int, float))
+        else value
+        for key, value in record.items()
+    }
