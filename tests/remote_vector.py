@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     MakeVector = Callable[..., PlugRLVectorEnv]
 
 MODES = list(AutoresetMode)
-SPACES = {"observation_space": OBSERVATIONS, "action_space": ACTIONS}
+SPACES: dict[str, Any] = {"observation_space": OBSERVATIONS, "action_space": ACTIONS}
 
 
 @pytest.fixture(autouse=True)

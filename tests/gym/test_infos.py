@@ -40,7 +40,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 LEAVES = st.fixed_dictionaries({}, optional=VALUES)
 INFOS = st.fixed_dictionaries(
     {},
-    optional={**VALUES, "nested": st.fixed_dictionaries({}, optional={**VALUES, "deep": LEAVES})},  # type: ignore[dict-item]
+    optional={**VALUES, "nested": st.fixed_dictionaries({}, optional={**VALUES, "deep": LEAVES})},
 )
 
 

@@ -62,6 +62,14 @@ class Run:
         wait_until(lambda: not self.env._lockstep._roster.losses)
         return puppet
 
+    def step_and_replace(self, *, first: bool) -> tuple[Task[Any], Puppet]:
+        """Have another client take slot 0, before a step begins or while it waits."""
+        if first:
+            spare = self.replace(7)
+            return self.stepping(), spare
+        task = self.stepping()
+        return task, self.replace(7)
+
     @property
     def log(self) -> list[tuple[int, float, int, str]]:
         with self._path.open(newline="") as file:
@@ -95,13 +103,10 @@ def test_an_episode_is_truncated_and_the_next_one_is_a_replacements(
         task = run.stepping()
         run.first.action()
         run.first.vanish()
+        spare = run.replace(7)
     else:
         run.lose(run.first)
-        if "spare" in moment:
-            spare = run.replace(7)
-        task = run.stepping()
-    if "spare" not in moment:
-        spare = run.replace(7)
+        task, spare = run.step_and_replace(first="spare" in moment)
     run.second.step(4.0)
     observations, rewards, terminations, truncations, infos = task.result()
     assert (rewards.tolist(), terminations.tolist(), truncations.tolist()) == ([0, 4], [False] * 2, [True, False])
@@ -189,13 +194,10 @@ def test_next_step_a_loss_while_the_next_episode_waits_is_no_second_end(start: C
     if moment == "in the step":
         task = run.stepping()
         run.lose(run.first)
+        spare = run.replace(7)
     else:
         run.lose(run.first)
-        if "spare" in moment:
-            spare = run.replace(7)
-        task = run.stepping()
-    if "spare" not in moment:
-        spare = run.replace(7)
+        task, spare = run.step_and_replace(first="spare" in moment)
     run.second.step(4.0)
     observations, rewards, terminations, truncations, infos = task.result()
     assert observations.tolist() == [[7, 0, 0], [1, 0, 4]]
@@ -223,45 +225,42 @@ def test_next_step_a_replacement_that_is_lost_while_its_episode_waits(start: Cal
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["masked", "full"])
-@pytest.mark.parametrize("moment", ["before", "before, with a spare at once", "in the reset"])
-def test_disabled_a_loss_between_end_and_reset(start: Callable[..., Run], moment: str, *, full: bool) -> None:
+@pytest.mark.parametrize("first", [False, True], ids=["a spare comes", "a spare is there"])
+def test_disabled_a_loss_between_end_and_reset(start: Callable[..., Run], *, first: bool, full: bool) -> None:
     run = start(DISABLED)
     step = run.step(run.first, run.second, reward=3.0, ends=run.first)
     options = None if full else {"reset_mask": step[2]}
-    if moment.startswith("before"):
-        run.lose(run.first)
-    if "spare" in moment:
+    run.lose(run.first)
+    if first:
         spare = run.replace(7)
-    if moment == "in the reset":
-        run.first.vanish()  # whether the bridge knows or not
-    task = Task(lambda: run.env.reset(options=options))
-    if "spare" not in moment and (moment != "in the reset" or full):
+        task = Task(lambda: run.env.reset(options=options))
+    else:
+        task = Task(lambda: run.env.reset(options=options))
         spare = run.replace(7)
     if full:
         run.second.obey_reset()
     observations, infos = task.result()
-    if moment == "in the reset":
-        if not full:
-            spare = run.replace(7)
-        check_either(run, observations, infos)
-    else:
-        assert observations.tolist() == [[7, 0, 0], [1, 1, 0] if full else [1, 0, 3]]
-        assert only_first(infos)
-        assert infos["mark"].tolist() == [7, 0]
-        assert run.step(spare, run.second, reward=2.0)[1].tolist() == [2, 2]
-        assert run.log == [(0, 6, 3, "terminated")]
+    assert observations.tolist() == [[7, 0, 0], [1, 1, 0] if full else [1, 0, 3]]
+    assert only_first(infos)
+    assert infos["mark"].tolist() == [7, 0]
+    assert run.step(spare, run.second, reward=2.0)[1].tolist() == [2, 2]
+    assert run.log == [(0, 6, 3, "terminated")]
 
 
-def check_either(run: Run, observations: Any, infos: dict[str, Any]) -> None:
-    """Hold a loss in the middle of a reset to being told once: by the reset, or by the step that follows."""
-    step = run.step(run.second) if observations[0].tolist() == [0, 1, 0] else None
-    if step is None:
-        assert only_first(infos)
-        assert observations[0].tolist() == [7, 0, 0]
-    else:
-        assert "client_lost" not in infos
-        assert only_first(step[4])
-        assert step[3].tolist() == [True, False]
+def test_disabled_a_loss_in_the_full_reset_that_begins_the_kept_episode(start: Callable[..., Run]) -> None:
+    """The client was not asked, since its next episode had begun; it goes away while the other is reset."""
+    run = start(DISABLED)
+    run.step(run.first, run.second, reward=3.0, ends=run.first)
+    task = Task(run.env.reset)
+    wait_until(lambda: run.env._lockstep.stepping)  # the reset has begun
+    run.lose(run.first)
+    spare = run.replace(7)
+    run.second.obey_reset()
+    observations, infos = task.result()
+    assert observations.tolist() == [[7, 0, 0], [1, 1, 0]]
+    assert only_first(infos)
+    assert run.step(spare, run.second, reward=2.0)[1].tolist() == [2, 2]
+    assert run.log == [(0, 6, 3, "terminated")]
 
 
 def test_disabled_a_loss_in_a_masked_reset_that_asks_a_client(start: Callable[..., Run]) -> None:

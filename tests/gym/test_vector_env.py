@@ -353,7 +353,7 @@ WRAPPERS: dict[str, tuple[AutoresetMode, Callable[[Any], Any]]] = {
     "ClipAction": (AutoresetMode.SAME_STEP, wrappers.ClipAction),
     "RescaleAction": (
         AutoresetMode.SAME_STEP,
-        lambda env: wrappers.RescaleAction(env, np.float32([-1.0]), np.float32([1.0])),
+        lambda env: wrappers.RescaleAction(env, np.full(1, -1, np.float32), np.full(1, 1, np.float32)),
     ),
     "ClipReward": (AutoresetMode.SAME_STEP, lambda env: wrappers.ClipReward(env, 0.0, 2.0)),
     # Gymnasium's wrappers of observations take no env in SAME_STEP.
