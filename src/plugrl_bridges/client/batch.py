@@ -58,6 +58,8 @@ class EnvBatch(ABC):
         """Env steps of the last chunk."""
         self.terminated = np.zeros(num_envs, np.bool_)
         self.truncated = np.zeros(num_envs, np.bool_)
+        self.began = False
+        """Whether every row was reset once; before, `observations` mean nothing."""
         self.any_ended = False
         """Whether the last `step` ended any row's episode."""
         self.steps = 0

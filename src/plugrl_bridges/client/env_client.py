@@ -28,7 +28,7 @@ from plugrl_bridges.errors import (
 )
 from plugrl_bridges.transport import WebSocket, check_destination, connect
 from plugrl_bridges.wire.closing import INTERNAL_ERROR
-from plugrl_bridges.wire.session import ENV_SPEC, REUSE_FEEDBACK_OBS, SEEDED_RESET
+from plugrl_bridges.wire.session import ENV_SPEC, LATE_RESET, REUSE_FEEDBACK_OBS, SEEDED_RESET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,25 +174,19 @@ class EnvClient:
             return self._book.summary(reconnects=0, reason="stopped")
         try:
             self._book = EpisodeBook(batch.num_envs)
-            self._first_reset(batch)
             reason = self._serve(batch)
             return self._book.summary(reconnects=self._reconnects, reason=reason)
         finally:
             batch.close()
 
-    def _first_reset(self, batch: EnvBatch) -> None:
-        rows = range(batch.num_envs)
-        seeds = None
-        if self._seed is not None:
-            first_env = self._first_env
-            if first_env is None:
-                first_env = (self._rank or 0) * batch.num_envs
-            seeds = [self._seed + first_env + row for row in rows]
-        try:
-            batch.reset(rows, seeds)
-        except EnvFailed:
-            logger.exception("the first reset failed")
-            raise
+    def _first_seeds(self, batch: EnvBatch) -> list[int | None]:
+        """Give what the envs are first seeded with, where the trainer does not seed them."""
+        if self._seed is None:
+            return [None] * batch.num_envs
+        first_env = self._first_env
+        if first_env is None:
+            first_env = (self._rank or 0) * batch.num_envs
+        return [self._seed + first_env + row for row in range(batch.num_envs)]
 
     def _spec(self, batch: EnvBatch) -> dict[str, Value]:
         """Give the env-spec map; what is not known is left out."""
@@ -200,7 +194,7 @@ class EnvClient:
             **batch.describe(),
             "num_envs": batch.num_envs,
             "group_num_envs": self._group_num_envs or batch.num_envs,
-            "features": [REUSE_FEEDBACK_OBS, ENV_SPEC, SEEDED_RESET],
+            "features": [REUSE_FEEDBACK_OBS, ENV_SPEC, SEEDED_RESET, LATE_RESET],
             "client": "plugrl-bridges",
             "client_version": __version__,
         }
@@ -248,6 +242,7 @@ class EnvClient:
             batch,
             self._book,
             spec=spec,
+            first_seeds=self._first_seeds(batch),
             stopping=self._stopping,
             stepped=self._stepped,
             reuse=self._reuse,

@@ -9,14 +9,14 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
 from plugrl_bridges.client.keeper import Line, Stopped
-from plugrl_bridges.errors import RemoteProtocolError
+from plugrl_bridges.errors import EnvFailed, RemoteProtocolError
 from plugrl_bridges.wire.messages import Action, Feedback, Infer, Metadata, Observation, ResetRequest
-from plugrl_bridges.wire.session import ENV_SPEC, ClientSession
+from plugrl_bridges.wire.session import ENV_SPEC, LATE_RESET, ClientSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,9 +40,10 @@ class Exchange:
 
     Args:
         line: Open, nothing sent or received yet.
-        batch: Already reset; its observations are what the first infer sends.
+        batch: Reset here, unless it has begun or the trainer is to do it (feature ``late-reset``).
         book: Kept up to date.
         spec: The env-spec map, for servers that know it.
+        first_seeds: One per env, for the first reset; a trainer's own go before them.
         stopping: Whether the client is to end.
         stepped: Called after each chunk.
         reuse: Whether to leave out observations that the server has.
@@ -56,6 +57,7 @@ class Exchange:
         book: EpisodeBook,
         *,
         spec: Mapping[str, Value],
+        first_seeds: Sequence[int | None],
         stopping: Callable[[], bool],
         stepped: Callable[[], None],
         reuse: bool,
@@ -67,6 +69,7 @@ class Exchange:
         self._batch = batch
         self._book = book
         self._spec = spec
+        self._first_seeds = first_seeds
         self._stopping = stopping
         self._stepped = stepped
         self._reuse = reuse
@@ -104,7 +107,7 @@ class Exchange:
             metadata.data.get("algorithm", "unknown"),
             ", ".join(sorted(session.features)) or "none",
         )
-        line.send(self._infer(spec=self._spec if self._knows_spec else None))
+        line.send(self._first_infer())
         while True:
             feedback = self._step(cast("Action", session.receive(self._message())))
             infer = self._infer()
@@ -112,6 +115,27 @@ class Exchange:
                 raise Stopped
             line.send(feedback, infer)
             self._stepped()
+
+    def _first_infer(self) -> list[Buffer]:
+        """Introduce the envs, with their first observations, or as ones that the trainer is to reset first."""
+        spec = self._spec if self._knows_spec else None
+        if not self._batch.began:
+            if spec is not None and LATE_RESET in self._session.features:
+                for array in self._batch.observations:
+                    array[...] = np.zeros((), array.dtype)
+                return self._infer(spec={**spec, "unreset": True})
+            self._begin([None] * self._batch.num_envs, None)
+        return self._infer(spec=spec)
+
+    def _begin(self, seeds: Sequence[int | None], options: Sequence[Mapping[str, Any] | None] | None) -> None:
+        """Reset all envs for the first time; a seed that is None is the client's own."""
+        chosen = [own if seed is None else seed for seed, own in zip(seeds, self._first_seeds, strict=True)]
+        try:
+            self._batch.reset(self._rows, chosen, options)
+        except EnvFailed:
+            logger.exception("the first reset failed")
+            raise
+        self._batch.began = True
 
     def _message(self, timeout_s: float | None = None) -> memoryview:
         message = self._line.receive(timeout_s)
@@ -133,6 +157,8 @@ class Exchange:
             asked = set(request.env_ids.tolist())
             rows = [row for row in rows if row not in asked]
         if rows:
+            if not batch.began:
+                raise RemoteProtocolError(f"action: envs {rows[:8]} were never reset", clause="late-reset")
             batch.step(actions, rows)
         self._line.recycle()
         whole = request is None
@@ -180,7 +206,11 @@ class Exchange:
     def _obey(self, request: ResetRequest) -> None:
         """Reset what the trainer wants reset; those running episodes have no end and no record."""
         rows = request.env_ids
-        self._batch.reset(rows.tolist(), request.seeds, request.options)
+        if self._batch.began:
+            self._batch.reset(rows.tolist(), request.seeds, request.options)
+        else:  # all of them, as was seen to before
+            order = [rows.tolist().index(row) for row in self._rows]
+            self._begin([request.seeds[at] for at in order], [request.options[at] for at in order])
         self._book.drop(rows)
 
     def _infer(self, spec: Mapping[str, Value] | None = None) -> list[Buffer]:

@@ -15,6 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from plugrl_bridges.errors import RemoteProtocolError, SpaceError
 from plugrl_bridges.spaces import ObservationLayout, space_from_wire
+from plugrl_bridges.wire.session import SEEDED_RESET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,6 +41,7 @@ class Announced:
         rank: Place of this client among the clients of a run.
         group_num_envs: Envs of all processes of its client command.
         features: Optional features that the client understands.
+        unreset: Whether its envs were never reset: it waits for the trainer's reset to be the first.
         client: Name and version of the client.
     """
 
@@ -51,6 +53,7 @@ class Announced:
     rank: int | None = None
     group_num_envs: int | None = None
     features: frozenset[str] = frozenset()
+    unreset: bool = False
     client: str = "a client that announces nothing"
 
     @property
@@ -86,6 +89,7 @@ class Announced:
             rank=_bounded(spec, "rank", 0),
             group_num_envs=_bounded(spec, "group_num_envs", 1),
             features=frozenset(features),
+            unreset=_unreset(spec, features),
             client=" ".join(filter(None, (name, version))) or Announced.client,
         )
 
@@ -119,6 +123,15 @@ def _typed(spec: Mapping[str, Value], key: str, kind: type) -> Any:  # noqa: ANN
             f"env_spec: {key} must be {kind.__name__}, got {type(value).__name__}", clause="env-spec"
         )
     return value
+
+
+def _unreset(spec: Mapping[str, Value], features: list[str]) -> bool:
+    unreset = _typed(spec, "unreset", bool) or False
+    if unreset and SEEDED_RESET not in features:
+        raise RemoteProtocolError(
+            "env_spec: unreset needs seeded-reset among the features, or nobody could reset it", clause="late-reset"
+        )
+    return unreset
 
 
 def _bounded(spec: Mapping[str, Value], key: str, least: int) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from plugrl_bridges.wire.info import episode_records
 from plugrl_bridges.wire.messages import Action, Feedback, Infer, Metadata, ResetRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping, Sequence
 
     from plugrl_bridges.server.options import BridgeOptions
     from plugrl_bridges.server.peer import Peer
@@ -58,6 +58,7 @@ class Exchange:
         hub: Carries the messages; take its lock around every call.
         step: The open result, or None between exchanges.
         last: The observations that the trainer has, one array per leaf; empty before the first reset.
+        resetting: Whether the open exchange is a reset.
         upcoming: The episodes that the trainer is not to see yet; None where it sees them in the same step.
 
     Raises:
@@ -72,6 +73,7 @@ class Exchange:
         self._options = options
         self._pool: ArrayPool | None = None
         self._blank: StepResult | None = None  # for the next exchange
+        self.resetting = False
         self._pending = 0
         self._started = 0.0
         self.hub = Hub(options, metadata, self)
@@ -102,6 +104,8 @@ class Exchange:
         seat = self.roster.seat_of(peer)
         if seat is None:
             self.roster.welcome(peer, infer)
+            if self.last and not self.resetting:  # in the middle of a run; a reset that is open asks by itself
+                self.prepare_spares()
             return
         if not seat.knows(infer.env_indices):
             names, all_names = infer.env_indices.tolist(), list(seat.envs)
@@ -113,6 +117,10 @@ class Exchange:
             self.roster.failure = error
             raise error
         layout = self.observation_layout
+        if seat.preparing:
+            seat.preparing = False
+            self.roster.hold(seat, infer)
+            return
         step = self._open()
         if infer.reuse is None:
             layout.read(infer.observation, step.observations, seat.rows(infer.env_indices))
@@ -229,6 +237,49 @@ class Exchange:
         self._pending += 1
         self.hub.send(seat.peer, message)
 
+    def reset(self, seat: Seat, seeds: Sequence[int | None], options: Sequence[Mapping[str, Any] | None]) -> None:
+        """Ask a seat's client to reset its envs in place of stepping them; the observations are part of the result.
+
+        Args:
+            seat: Its client knows ``seeded-reset``.
+            seeds: One per slot.
+            options: One per slot.
+        """
+        seat.held = None
+        seat.reset_info = None
+        asked = seat.peer.session.asked
+        if asked is None:
+            return
+        slots = seat.slots_of(asked.env_indices).tolist()
+        request = ResetRequest(
+            asked.env_indices, tuple(seeds[slot] for slot in slots), tuple(options[slot] for slot in slots)
+        )
+        seat.unreset = False
+        self.answer(seat, self._no_actions(self.num_envs), request)
+
+    def prepare_spares(self) -> None:
+        """Have newcomers reset their envs beside the run, so that they can take a slot with a first observation."""
+        for seat in self.roster.unprepared():
+            asked = seat.peer.session.asked
+            if asked is None or seat.peer.lost:
+                continue
+            n = len(seat.envs)
+            request = ResetRequest(asked.env_indices, (None,) * n, (None,) * n)
+            message = seat.peer.session.answer(Action(asked.env_indices, self._no_actions(n), request))
+            seat.held, seat.reset_info = None, None
+            seat.unreset, seat.preparing = False, True
+            self.hub.send(seat.peer, message)
+
+    def _no_actions(self, num_envs: int) -> Array:
+        """Make the rows of an action that are there for form's sake."""
+        layout = self.roster.action_layout
+        if layout is None:
+            raise EnvPoisoned("no client has connected yet: call reset() first")
+        return np.zeros((self._options.action_horizon, num_envs, *(layout.shape or (1,))), layout.dtype)
+
+    def _preparing(self) -> bool:
+        return any(seat.preparing for seat in self.roster.sitting)
+
     def gather(self, timeout_s: float) -> None:
         """Drive the hub until every slot has its result.
 
@@ -251,13 +302,11 @@ class Exchange:
             ):
                 break
         next_report = _FIRST_REPORT_S
-        while self._pending or self.roster.losses:
+        while self._pending or self.roster.losses or self._preparing():
             self._check_failure()
-            if not self._pending and not self.roster.losses:
-                break
             now = time.monotonic()
             elapsed = now - self._started
-            if self._pending and now >= deadline:
+            if (self._pending or self._preparing()) and now >= deadline:
                 self._give_up_on_silent(timeout_s)
                 continue
             if self.roster.losses:
@@ -286,8 +335,11 @@ class Exchange:
             text = report.lost_clients(self.hub.url, losses, self.num_envs)
             raise StepTimeout(text) if any(loss.timed_out for loss in losses.values()) else ClientLost(text)
 
+    def _owing(self) -> list[Seat]:
+        return [seat for seat in self.roster.sitting if seat.acting or seat.preparing]
+
     def _report_wait(self, elapsed: float) -> None:
-        acting = [seat for seat in self.roster.sitting if seat.acting]
+        acting = self._owing()
         if acting:
             logger.warning("still waiting: %s", report.still_acting(self.hub.url, acting, self.num_envs, elapsed))
         else:
@@ -297,7 +349,7 @@ class Exchange:
 
     def _give_up_on_silent(self, timeout_s: float) -> None:
         """End the connections that owe a result [7.3]; by policy that is an error, or the loss of a client."""
-        silent = [seat for seat in self.roster.sitting if seat.acting]
+        silent = self._owing()
         text = report.still_acting(self.hub.url, silent, self.num_envs, timeout_s)
         logger.warning("%s", text)
         for seat in silent:

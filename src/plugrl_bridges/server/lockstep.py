@@ -7,6 +7,7 @@ in flight, ``episodes`` counts, ``hub`` carries.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,8 +22,7 @@ from plugrl_bridges.server.exchange import Exchange
 from plugrl_bridges.server.greeting import greeting
 from plugrl_bridges.spaces import ActionLayout, ObservationLayout
 from plugrl_bridges.wire.codec import encode
-from plugrl_bridges.wire.messages import ResetRequest
-from plugrl_bridges.wire.session import ENV_SPEC, REUSE_FEEDBACK_OBS, SEEDED_RESET
+from plugrl_bridges.wire.session import ENV_SPEC, LATE_RESET, REUSE_FEEDBACK_OBS, SEEDED_RESET
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 _RESET_ROUNDS_S = 3.0  # times the timeout: clients that come and go during a reset do not keep it up for ever
 
-FEATURES = (REUSE_FEEDBACK_OBS, ENV_SPEC, SEEDED_RESET)
+FEATURES = (REUSE_FEEDBACK_OBS, ENV_SPEC, SEEDED_RESET, LATE_RESET)
 """Optional features that the bridge offers [10]."""
 
 
@@ -128,11 +128,11 @@ class Lockstep:
     ) -> StepResult:
         """Give every slot's first observation; continue with `send`.
 
-        The first reset without seeds and options takes the observations that the clients brought. Any other one is a
-        real reset at each client that can do it; at others the running episodes go on, which is said once. A slot whose
-        episode has ended and whose next one the trainer has not seen (NEXT_STEP, DISABLED) begins that one, so that an
-        env is reset once per episode. A step in flight is waited for and its result dropped, so that it never answers a
-        later one.
+        Where clients brought first observations that nobody has seen (those without feature ``late-reset``), a first
+        reset without seeds and options takes them. Any other one is a real reset at each client that can do it; at
+        others the running episodes go on, which is said once. A slot whose episode has ended and whose next one the
+        trainer has not seen (NEXT_STEP, DISABLED) begins that one, so that an env is reset once per episode. A step in
+        flight is waited for and its result dropped, so that it never answers a later one.
 
         Args:
             seeds: One per slot, or None for none.
@@ -283,8 +283,13 @@ class Lockstep:
         step = exchange.begin()
         for array, last in zip(step.observations, exchange.last, strict=False):  # none before the first reset
             array[...] = last
-        going_on = self._reset_seats(seeds, options, chosen, begun)
+        exchange.resetting = True
+        try:
+            going_on = self._reset_seats(seeds, options, chosen, begun)
+        finally:
+            exchange.resetting = False
         step = exchange.finish_reset(chosen, begun)
+        exchange.prepare_spares()
         self._ever_reset = True
         self._episodes.restart([slot for slot in sorted(chosen) if slot not in going_on or slot in step.lost])
         return step
@@ -297,7 +302,11 @@ class Lockstep:
         begun: set[int],
     ) -> set[int]:
         """Reset every seat, also those that are taken only while others reset; give the slots whose episodes go on."""
-        give_up_at = time.monotonic() + _RESET_ROUNDS_S * self.options.timeout
+        timeout_s = self.options.timeout
+        if not self._ever_reset:  # a simulator's first reset may take as long as its start
+            limit = self.options.connect_timeout
+            timeout_s = max(timeout_s, math.inf if limit is None else limit)
+        give_up_at = time.monotonic() + _RESET_ROUNDS_S * timeout_s
         asked: set[int] = set()
         going_on: set[int] = set()
 
@@ -310,10 +319,12 @@ class Lockstep:
 
         while True:
             for seat in to_ask():
+                if seat.preparing:  # its own first reset is under way: it is asked in the next round
+                    continue
                 asked.add(seat.peer.number)
                 if not self._reset_seat(seat, seeds, options):
                     going_on.update(seat.slots)
-            self._exchange.gather(self.options.timeout)
+            self._exchange.gather(timeout_s)
             if not to_ask():
                 return going_on
             if time.monotonic() > give_up_at:
@@ -324,22 +335,12 @@ class Lockstep:
         """Ask a client to reset its envs, if need be; tell whether they begin an episode, now or before."""
         seeded = any(seeds[slot] is not None for slot in seat.slots)
         with_options = any(options[slot] for slot in seat.slots)
-        if seat.held is not None and not seeded and not with_options:
+        if seat.held is not None and not seat.unreset and not seeded and not with_options:
             return True  # it brought a first observation that nobody has seen
         if SEEDED_RESET not in seat.features:
             self._say_what_cannot_be_reset(seat, seeded=seeded, with_options=with_options)
             return seat.held is not None
-        seat.held = None
-        seat.reset_info = None
-        asked = seat.peer.session.asked
-        if asked is not None:
-            slots = np.arange(self.num_envs)[seat.rows(asked.env_indices)].tolist()
-            request = ResetRequest(
-                asked.env_indices, tuple(seeds[slot] for slot in slots), tuple(options[slot] for slot in slots)
-            )
-            layout = self.action_layout
-            idle = np.zeros((self.options.action_horizon, self.num_envs, *(layout.shape or (1,))), layout.dtype)
-            self._exchange.answer(seat, idle, request)
+        self._exchange.reset(seat, seeds, options)
         return True
 
     def _say_what_cannot_be_reset(self, seat: Seat, *, seeded: bool, with_options: bool) -> None:

@@ -11,6 +11,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from plugrl_bridges.errors import PlugRLError, RaggedClientError, RemoteProtocolError, SpaceError
 from plugrl_bridges.server import report
 from plugrl_bridges.server.announced import Announced
@@ -78,6 +80,10 @@ class Roster:
         """Give the seat of a connection, or None if it is new."""
         return self._seats.get(peer.number)
 
+    def unprepared(self) -> list[Seat]:
+        """Give the seats whose envs wait for a first reset that nobody has asked for."""
+        return [seat for seat in self._seats.values() if seat.unreset]
+
     def warn_once(self, text: str, *, kind: str) -> None:
         """Log a warning the first time that one of its kind is given: texts differ with every address."""
         if kind not in self._warned:
@@ -107,19 +113,33 @@ class Roster:
         """
         announced = Announced.from_wire(infer.env_spec)
         n = len(infer.env_indices)
-        seat = Seat(peer, tuple(infer.env_indices.tolist()), announced.features)
+        seat = Seat(peer, tuple(infer.env_indices.tolist()), announced.features, unreset=announced.unreset)
         self._check_can_wait(seat)
         try:
-            layout = self._agree(peer, announced, infer)
-            seat.held = layout.allocate(n)
-            layout.read(infer.observation, seat.held, slice(0, n))
+            self._agree(peer, announced, infer)
+            self.hold(seat, infer)
         except RemoteProtocolError as exc:
             self._refusal = f"the client at {peer.address} was sent away: {exc}"
             raise
-        if infer.reset_info:
-            seat.reset_info = {key: own(value) for key, value in infer.reset_info.items()}
         self._seats[peer.number] = seat
         self._apply(self._table.arrive(Candidate(peer.number, n, announced.rank, announced.group_num_envs)))
+
+    def hold(self, seat: Seat, infer: Infer) -> None:
+        """Keep the first observations and infos that a seat's envs bring, until a step hands them to the trainer.
+
+        Raises:
+            RemoteProtocolError: if the observations do not fit the layout [5.2].
+        """
+        layout = self.observation_layout
+        if layout is None:
+            raise SpaceError("no client has said what its spaces are")
+        n = len(seat.envs)
+        held = layout.allocate(n)
+        order = [seat.envs.index(env) for env in infer.env_indices.tolist()]
+        layout.read(infer.observation, held, np.array(order))
+        seat.held = held
+        if infer.reset_info:
+            seat.reset_info = {key: own(value) for key, value in infer.reset_info.items()}
 
     def leave(self, peer: Peer, why: str) -> Seat | None:
         """Take in the end of a connection; give its seat, if it had slots. Spares that fit move up."""
@@ -153,7 +173,7 @@ class Roster:
             self.failure = error
         raise error
 
-    def _agree(self, peer: Peer, announced: Announced, infer: Infer) -> ObservationLayout:
+    def _agree(self, peer: Peer, announced: Announced, infer: Infer) -> None:
         """Fix the spaces on the first client, and hold later ones to them."""
         try:
             if self.observation_layout is None or self.action_layout is None:
@@ -173,7 +193,6 @@ class Roster:
             if not self.filled:
                 self.failure = error
             raise error from exc
-        return self.observation_layout
 
     def _check_fits(self, announced: Announced, layout: ObservationLayout, action_layout: ActionLayout) -> None:
         if announced.observation_space is not None:

@@ -30,6 +30,8 @@ class Seat:
         held: Observations that came and were not handed to the trainer yet, one array per leaf; None if none.
         reset_info: Info of the reset that came with ``held``, batched over the envs as it came; None if none.
         slots: The slots its envs fill, in order; empty while it is a spare.
+        unreset: Whether its envs wait for a first reset; ``held`` means nothing until then.
+        preparing: Whether that reset was asked for beside a step, and its observations are awaited.
         acting: Whether a step's result is awaited.
         fed_back: Whether the step's feedback has come.
     """
@@ -40,6 +42,8 @@ class Seat:
     held: list[Array] | None = None
     reset_info: Mapping[str, Value] | None = None
     slots: tuple[int, ...] = ()
+    unreset: bool = False
+    preparing: bool = False
     acting: bool = False
     fed_back: bool = False
     _key: bytes = b""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENV_SPEC",
+    "LATE_RESET",
     "REUSE_FEEDBACK_OBS",
     "SEEDED_RESET",
     "TRANSITIONS",
@@ -39,6 +40,7 @@ __all__ = [
 REUSE_FEEDBACK_OBS = "reuse-feedback-obs"
 ENV_SPEC = "env-spec"
 SEEDED_RESET = "seeded-reset"
+LATE_RESET = "late-reset"
 
 
 class Role(enum.Enum):
