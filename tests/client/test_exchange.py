@@ -88,7 +88,7 @@ def test_env_spec_says_what_is_known() -> None:
         assert space_from_wire(spec.pop("action_space")) == CountEnv.action_space
         assert spec == {
             "num_envs": 3, "group_num_envs": 12, "rank": 2, "client": "plugrl-bridges", "client_version": __version__,
-            "features": list(ALL_FEATURES),
+            "features": [*ALL_FEATURES, "late-reset"],
         }  # fmt: skip
         assert split_info(infer.reset_info or {}, 3) == [{"reset_of": 0}] * 3
         _, infer = peer.zeros(infer)

@@ -267,15 +267,22 @@ def test_stop_while_the_envs_are_made_closes_them_and_connects_to_nobody() -> No
     assert (summary.reason, summary.episodes, len(closed)) == ("stopped", 0, 1)
 
 
-def test_stop_during_the_first_reset_connects_to_nobody() -> None:
+def test_stop_during_the_first_reset_says_nothing_to_the_server() -> None:
+    codes: list[int] = []
+
+    def script(peer: Peer) -> None:
+        peer.metadata()
+        codes.append(peer.close_code())
+
     class Stopping(CountEnv):
         def reset(self, **options: Any) -> Value:
             client.stop()
             return super().reset(**options)
 
-    with Server() as server:
+    with Server(script) as server:
         client = EnvClient(Stopping, url=server.url)
         assert Running(client).result().reason == "stopped"
+    assert codes == [1000]
 
 
 class Crashing(CountEnv):

@@ -91,7 +91,7 @@ def test_the_server_speaks_first_and_says_what_it_knows(make_bridge: MakeBridge)
     data = puppet.metadata["data"]
     assert puppet.metadata["message_type"] == "metadata"
     assert (data["protocol_version"], data["action_horizon"], data["action_dim"]) == (1, 2, 1)
-    assert data["features"] == ["reuse-feedback-obs", "env-spec", "seeded-reset"]
+    assert data["features"] == ["reuse-feedback-obs", "env-spec", "seeded-reset", "late-reset"]
     unknown = Puppet(make_bridge(num_envs=1, action_space=None).url)
     assert "action_dim" not in unknown.metadata["data"]  # absent means not known
 

@@ -107,7 +107,10 @@ class Exchange:
             metadata.data.get("algorithm", "unknown"),
             ", ".join(sorted(session.features)) or "none",
         )
-        line.send(self._first_infer())
+        infer = self._first_infer()
+        if self._stopping():
+            raise Stopped
+        line.send(infer)
         while True:
             feedback = self._step(cast("Action", session.receive(self._message())))
             infer = self._infer()

@@ -133,12 +133,10 @@ class Exchange:
 
     def on_feedback(self, peer: Peer, feedback: Feedback, dropped: tuple[int, ...]) -> None:  # noqa: ARG002 - gone already
         """Take a feedback: rewards, flags and the last step's observations."""
-        seat, step = self.roster.seat_of(peer), self._open()
-        if seat is None:  # the session admits feedback only for held actions, and only seats hold any
+        seat, m = self.roster.seat_of(peer), len(feedback.env_indices)
+        if seat is None or m == 0:  # the session admits feedback only for held actions, and only seats hold any
             return
-        m = len(feedback.env_indices)
-        if m == 0:
-            return
+        step = self._open()
         layout = self.observation_layout
         rows = seat.rows(feedback.env_indices)
         layout.read(feedback.observation, step.observations, rows)

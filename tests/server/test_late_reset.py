@@ -1,0 +1,138 @@
+"""Clients that leave their envs' first reset to the trainer: who asks for it, when, and with which seeds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from plugrl_bridges.errors import StepTimeout
+from tests.support import RESYNC, Puppet, knows_reset, wait_until
+from tests.transport.ends import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from plugrl_bridges.server.lockstep import Lockstep
+    from plugrl_bridges.server.result import StepResult
+
+    MakeBridge = Callable[..., Lockstep]
+
+
+def newcomer(env: Lockstep, *tags: float, **spec: Any) -> Puppet:
+    return Puppet(env.url, tags).infer(env_spec=knows_reset(unreset=True, **spec))
+
+
+def stepping(env: Lockstep) -> Task[StepResult]:
+    env.send(np.zeros((env.num_envs, 1), np.float32))
+    return Task(env.wait)
+
+
+def lose(env: Lockstep, puppet: Puppet) -> None:
+    before = env.client_losses
+    puppet.vanish()
+    wait_until(lambda: env.client_losses == before + 1)
+
+
+@pytest.fixture
+def begun(make_bridge: MakeBridge) -> tuple[Lockstep, Puppet]:
+    env = make_bridge(num_envs=1)
+    puppet = newcomer(env, 1)
+    task = Task(env.reset)
+    puppet.obey_reset()
+    task.result()
+    return env, puppet
+
+
+@pytest.mark.parametrize("seeds", [None, [7, None]])
+def test_the_trainers_first_reset_is_the_envs_first(make_bridge: MakeBridge, seeds: list[int | None] | None) -> None:
+    env = make_bridge(num_envs=2)
+    puppet = newcomer(env, 1, 2)
+    task = Task(lambda: env.reset(seeds))
+    assert puppet.obey_reset()["seed"] == (seeds or [None, None])
+    assert task.result().observations[0].tolist() == [[1, 1, 0], [2, 1, 0]]
+    step = stepping(env)
+    puppet.step()
+    assert puppet.reset is None
+    assert not step.result().truncated.any()
+
+
+def test_who_comes_in_mid_run_is_reset_at_once_and_then_takes_the_slot(begun: tuple[Lockstep, Puppet]) -> None:
+    env, puppet = begun
+    step = stepping(env)
+    puppet.vanish()
+    other = newcomer(env, 2)
+    assert other.obey_reset()["seed"] == [None]
+    result = step.result()
+    assert result.lost == (0,)
+    assert result.observations[0].tolist() == [[2, 1, 0]]
+    step = stepping(env)
+    other.step()
+    assert step.result().observations[0].tolist() == [[2, 1, 1]]
+
+
+def test_a_spare_of_the_beginning_is_reset_after_the_first_reset_and_moves_up(make_bridge: MakeBridge) -> None:
+    env = make_bridge(num_envs=1)
+    first, spare = newcomer(env, 1, rank=0), newcomer(env, 2, rank=1)
+    task = Task(env.reset)
+    first.obey_reset()
+    task.result()
+    assert spare.obey_reset()["seed"] == [None]
+    step = stepping(env)
+    first.step()
+    step.result()
+    lose(env, first)
+    result = stepping(env).result()
+    assert result.lost == (0,)
+    assert result.observations[0].tolist() == [[2, 1, 0]]
+
+
+def test_a_step_waits_for_a_newcomers_first_reset(begun: tuple[Lockstep, Puppet]) -> None:
+    env, puppet = begun
+    spare = newcomer(env, 2)
+    task = Task(spare.action)
+    wait_until(lambda: task.done)  # the keeper asks it while nobody steps
+    assert spare.reset is not None
+    lose(env, puppet)
+    step = stepping(env)
+    assert not step.done
+    spare.episode = 4
+    spare.feed_back(
+        env_indices=np.zeros(0, int), step_ids=np.zeros(0, int), rewards=np.zeros(0, np.float32),
+        terminated=np.zeros(0, bool), truncated=np.zeros(0, bool),
+        obs={"images": {}, "states": {"obs": np.zeros((0, 3), np.float32)}, "text": []},
+    ).infer()  # fmt: skip
+    assert step.result().observations[0].tolist() == [[2, 4, 0]]
+
+
+def test_a_newcomer_whose_first_reset_takes_for_ever(make_bridge: MakeBridge) -> None:
+    env = make_bridge(num_envs=1, timeout=0.5, connect_timeout=3.0, on_client_loss="raise")
+    newcomer(env, 1)
+    with pytest.raises(StepTimeout, match="slots 0"):
+        env.reset()
+
+
+def test_who_comes_during_a_reset_gets_its_seed(make_bridge: MakeBridge) -> None:
+    env = make_bridge(num_envs=2)
+    first, second = newcomer(env, 1), newcomer(env, 2)
+    task = Task(lambda: env.reset([5, 6]))
+    assert [first.obey_reset()["seed"], second.action() is not None] in ([[5], True], [[6], True])
+    assert second.reset is not None
+    missing = second.reset["seed"]
+    second.vanish()
+    third = newcomer(env, 3)
+    assert third.obey_reset()["seed"] == missing
+    assert task.result().lost in {(0,), (1,)}
+
+
+def test_nobody_could_reset_a_client_that_does_not_know_how(
+    make_bridge: MakeBridge, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = make_bridge(num_envs=1)
+    task = Task(env.reset)
+    puppet = Puppet(env.url, (1,)).infer(env_spec={"features": ["env-spec"], "unreset": True})
+    assert puppet.close_seen() == RESYNC
+    assert "[late-reset] env_spec: unreset needs seeded-reset" in caplog.text
+    Puppet(env.url, (1,)).infer()
+    task.result()
