@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import json
 import re
 import sys
@@ -13,8 +14,10 @@ import click
 import pytest
 from stable_baselines3.common.vec_env import VecEnv
 
+from plugrl_bridges.cleanrl import make_envs
 from plugrl_bridges.client.cli import main as client_command
 from plugrl_bridges.conformance.client_cli import main as checker_command
+from plugrl_bridges.gym import PlugRLVectorEnv
 from plugrl_bridges.sb3 import PlugRemoteVecEnv
 from plugrl_bridges.server.episode_log import COLUMNS
 from plugrl_bridges.server.options import BridgeOptions
@@ -162,14 +165,34 @@ def test_every_option_of_a_command_is_documented(command: click.Command, documen
             assert default == [str(option.default)], names
 
 
+def options_of(document: str) -> dict[str, str]:
+    """Give the options of an adapter's page, and their defaults as they are shown."""
+    return {code(name)[0]: code(default)[0] for name, default, _ in table(DOCS / document, "Options")}
+
+
 def test_every_option_of_the_bridge_is_documented() -> None:
-    rows = table(DOCS / "sb3.md", "Options")
-    shown = {code(name)[0]: code(default)[0] for name, default, _ in rows}
+    shown = options_of("sb3.md")
     fields = {field.name: repr(field.default) for field in dataclasses.fields(BridgeOptions)}
+    del fields["autoreset_mode"]  # Stable-Baselines3 knows one mode
     assert shown == fields
     taken = set(PlugRemoteVecEnv.__init__.__kwdefaults__ or ())
     assert fields.keys() == taken
     assert issubclass(PlugRemoteVecEnv, VecEnv)
+
+
+@pytest.mark.parametrize(
+    ("taker", "document", "without"),
+    [(PlugRLVectorEnv, "gymnasium.md", set()), (make_envs, "cleanrl.md", {"action_horizon"})],
+    ids=["gymnasium", "cleanrl"],
+)
+def test_every_option_of_the_other_adapters_is_documented(taker: object, document: str, without: set[str]) -> None:
+    shown = {**options_of("sb3.md"), **options_of(document)}
+    defaults = {
+        name: getattr(parameter.default, "name", parameter.default)
+        for name, parameter in inspect.signature(taker).parameters.items()  # type: ignore[arg-type]
+    }
+    assert shown.keys() - without == defaults.keys()
+    assert {name: shown[name] for name in defaults} == {name: repr(default) for name, default in defaults.items()}
 
 
 def test_columns_of_the_episode_log_are_documented() -> None:
