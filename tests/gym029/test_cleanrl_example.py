@@ -93,8 +93,8 @@ def test_each_layout_of_infos_is_read(layout: str) -> None:
 def test_the_run_is_logged(tmp_path: Path) -> None:
     main(Args(env_id="Pendulum-v1", total_timesteps=STEPS, update_epochs=1, seed=0, runs=tmp_path))
     [folder] = tmp_path.iterdir()
-    events = EventAccumulator(str(folder)).Reload()  # type: ignore[no-untyped-call]
-    scalars = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}  # type: ignore[no-untyped-call]
+    events = EventAccumulator(str(folder)).Reload()
+    scalars = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
     returns = scalars["charts/episodic_return"]
     assert [event.step for event in returns] == [16 * 200] * 16 + [16 * 400] * 16
     assert [event.value for event in scalars["charts/episodic_length"]] == [200.0] * 32
