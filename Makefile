@@ -10,22 +10,31 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# A second one, with the Gymnasium that CleanRL pins.
+OLD_VENV := .venv-gym029
+OLD_BIN := $(OLD_VENV)/bin
+OLD_READY := $(OLD_VENV)/.ready
+OLD_PIP := $(OLD_BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(READY) ## Train on environments in another process, and see that nothing changed
 	@$(BIN)/python -m plugrl_bridges.demo
 
-.PHONY: test
+.PHONY: test test-gym029
 # One thread per process: the tests bring their own processes, and the arithmetic stays the same on every machine.
-test: export OMP_NUM_THREADS := 1
-test: export MKL_NUM_THREADS := 1
-test: export OPENBLAS_NUM_THREADS := 1
+test test-gym029: export OMP_NUM_THREADS := 1
+test test-gym029: export MKL_NUM_THREADS := 1
+test test-gym029: export OPENBLAS_NUM_THREADS := 1
 test: $(READY) ## Run the tests
 	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+test-gym029: export EXPECTED_GYMNASIUM := 0.29.1
+test-gym029: $(OLD_READY) ## Run the tests of tests/gym029 with Gymnasium 0.29.1 and numpy 1.26
+	@$(OLD_BIN)/python -m pytest tests/gym029 $(ARGS)
 
 .PHONY: lint
 lint: $(READY) ## Check style and formatting
@@ -45,8 +54,8 @@ bench: $(READY) ## Measure what the boundary between the processes costs
 	@$(BIN)/python -m benchmarks.boundary $(ARGS)
 
 .PHONY: clean
-clean: ## Remove .venv, caches and build products
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## Remove the virtual environments, caches and build products
+	rm -rf $(VENV) $(OLD_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and alone, so that no other requirement gets to choose its release. A .venv that is there and runs is
@@ -59,6 +68,22 @@ $(READY): pyproject.toml constraints.txt
 	@echo "    2/3 torch"
 	@$(PIP) install -qq -c constraints.txt torch
 	@echo "    3/3 everything else"
-	@$(PIP) install -qq -c constraints.txt -e '.[demo,mujoco,atari]' --group dev
+	@$(PIP) install -qq -c constraints.txt -e '.[demo,mujoco,atari,cleanrl]' --group dev
+	@touch $@
+	@echo "==> installed"
+
+# numpy 1.26 and the MuJoCo of that time have no wheels for newer Pythons.
+$(OLD_READY): pyproject.toml constraints-gym029.txt
+	@echo "==> installing into $(OLD_VENV): Gymnasium 0.29.1, torch, MuJoCo and pytest (first time: a minute)"
+	@$(OLD_BIN)/python -c '' 2>/dev/null || { \
+		for python in $(PYTHON) python3.11 python3.10; do \
+			$$python -c 'import sys; sys.exit(sys.version_info[:2] not in {(3, 10), (3, 11)})' 2>/dev/null \
+				&& exec $$python -m venv --clear $(OLD_VENV); \
+		done; \
+		echo "Gymnasium 0.29.1 needs Python 3.10 or 3.11: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; \
+	}
+	@$(OLD_PIP) install -qq --upgrade 'pip>=25.1'
+	@$(OLD_PIP) install -qq -c constraints-gym029.txt torch
+	@$(OLD_PIP) install -qq -c constraints-gym029.txt -e '.[cleanrl,mujoco]' pytest pytest-timeout
 	@touch $@
 	@echo "==> installed"

@@ -1,8 +1,8 @@
-"""Own the ``plugrl-bridges`` command: ``serve-policy`` lets a trained policy act in remote environments.
+"""Own the ``plugrl-bridges`` command: ``serve-policy`` lets a trained policy act, ``plot`` draws what runs logged.
 
 Nothing heavy is imported before the arguments are understood, so that ``--help`` answers at once. Exit codes: 0 when
-enough was done, 1 after an error (with one line that says which), 2 for a wrong command line, 130 and 143 after SIGINT
-and SIGTERM. In each case the clients hear that the run is over.
+enough was done, 1 after an error (with one line that says which), 2 for a wrong command line or files that cannot be
+drawn, 130 and 143 after SIGINT and SIGTERM. In each case the clients of a served policy hear that the run is over.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 @click.group(name=_NAME, context_settings=_SETTINGS)
 def main() -> None:
-    """Use trained policies on environments that live elsewhere."""
+    """Use trained policies on environments that live elsewhere, and see what runs came to."""
 
 
 @main.command(name="serve-policy", context_settings=_SETTINGS)
@@ -117,6 +117,35 @@ def serve_policy(
     raise SystemExit(_serve(server, line, quiet=quiet, summary=summary))
 
 
+@main.command(name="plot", context_settings=_SETTINGS)
+@click.argument("runs", nargs=-1, required=True, type=click.Path())
+@click.option(
+    "--out", "-o", type=click.Path(dir_okay=False), default="learning_curves.png", help="Picture to write: .png, .svg."
+)
+@click.option("--title", "titles", multiple=True, help="Title of a run; repeat it, once per run.")
+def plot(*, runs: tuple[str, ...], out: str, titles: tuple[str, ...]) -> None:
+    """Draw return against env steps from the episode logs of RUNS, which are files and folders.
+
+    Every slot is faint, their mean bold, and the runs stand side by side.
+
+    \b
+    plugrl-bridges plot runs/demo
+    plugrl-bridges plot runs/a/episodes.csv runs/b/episodes.csv --out both.svg
+    """  # noqa: D301 - the backspace is click's mark of lines that are not to be wrapped
+    from plugrl_bridges.plot import find_episode_logs, plot_learning_curves  # noqa: PLC0415 - --help must not pay
+
+    if not Path(out).absolute().parent.is_dir():
+        raise SystemExit(_fail(ValueError(f"--out {out}: the folder does not exist"), 2))
+    try:
+        logs = find_episode_logs(runs)
+        plot_learning_curves(logs, out, titles=titles or None)
+    except ImportError as exc:
+        raise SystemExit(_fail(exc)) from exc
+    except (OSError, ValueError) as exc:
+        raise SystemExit(_fail(exc, 2)) from exc
+    click.echo(f"{out}: {', '.join(map(str, logs))}")
+
+
 def _serve(server: PolicyServer, line: _ProgressLine | None, *, quiet: bool, summary: str | None) -> int:
     """Run the server; give the exit code."""
     signals = _Signals(server.stop)
@@ -145,10 +174,10 @@ def _serve(server: PolicyServer, line: _ProgressLine | None, *, quiet: bool, sum
     return 0
 
 
-def _fail(error: Exception) -> int:
+def _fail(error: Exception, code: int = 1) -> int:
     text = " ".join(str(error).split()) or type(error).__name__
     click.echo(f"{_NAME}: {text}", err=True)
-    return 1
+    return code
 
 
 def _configure_logging(level: str, *, terminal: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from plugrl_bridges.cli import serve_policy
+from plugrl_bridges.cli import plot, serve_policy
 from plugrl_bridges.conformance.server_cli import main as server_checker
 from tests.docs.markdown import ROOT, table
 
@@ -24,8 +24,12 @@ def code(cell: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("command", "document"),
-    [(serve_policy, DOCS / "serving-a-policy.md"), (server_checker, DOCS / "checking-a-server.md")],
-    ids=["serve-policy", "plugrl-conformance-server"],
+    [
+        (serve_policy, DOCS / "serving-a-policy.md"),
+        (plot, DOCS / "plotting.md"),
+        (server_checker, DOCS / "checking-a-server.md"),
+    ],
+    ids=["serve-policy", "plot", "plugrl-conformance-server"],
 )
 def test_every_option_is_documented(command: click.Command, document: Path) -> None:
     shown = {tuple(code(row[0])): code(row[1]) for row in table(document, "Options")}
