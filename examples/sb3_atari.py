@@ -28,8 +28,8 @@ NUM_ENVS = 16
 def make_env() -> gym.Env[Any, Any]:
     """Make one environment; here, or in the client as its ``--env-factory``."""
     gym.register_envs(ale_py)
-    # The wrapper repeats each action for 4 frames; the env's own 4 would make 16 of them. Pong has no lives to lose.
-    return AtariWrapper(gym.make("ALE/Pong-v5", frameskip=1), terminal_on_life_loss=False)
+    # The wrapper repeats each action for 4 frames; the env's own 4 would make 16 of them.
+    return AtariWrapper(gym.make("ALE/Pong-v5", frameskip=1))
 
 
 def stack(env: VecEnv) -> VecEnv:

@@ -154,7 +154,7 @@ def test_row_20_options_are_one_shot_and_the_callers_dict_is_not_changed(
     envs.reset(options=options)
     run(envs, 5)
     assert [given for given in made.options if given] == [{"level": 3}]
-    assert made.options[1] == {"level": 3}
+    assert made.options[0] == {"level": 3}
     assert options == {"level": 3}
 
 
@@ -189,7 +189,6 @@ def test_row_22_and_25_a_run_equals_that_of_sync_vector_env(
     mine, local = remote_vector(make, envs=2, autoreset_mode=mode), SyncVectorEnv([make] * 2, autoreset_mode=mode)
     assert repr(mine.observation_space) == repr(local.observation_space)
     assert repr(mine.action_space) == repr(local.action_space)
-    local.reset()  # as a client does before it connects
     assert_same(mine.reset(seed=3), local.reset(seed=3))
     mine.action_space.seed(5)
     for _ in range(30):

@@ -119,18 +119,18 @@ def test_an_episode_after_another(remote: Remote) -> None:
     made = CountingEnv(length=2)
     env = remote(lambda: made)
     observation, info = env.reset(seed=4, options={"level": 1})
-    assert (observation.tolist(), info) == ([0, 1, 0], {"began": 1})
+    assert (observation.tolist(), info) == ([0, 0, 0], {"began": 0})
     assert env.observation_space.contains(observation)
     action = env.action_space.sample()
     observation, reward, terminated, truncated, info = env.step(action)
-    assert (observation.tolist(), reward, terminated, truncated, info) == ([0, 1, 1], 1.0, False, False, {"t": 1})
+    assert (observation.tolist(), reward, terminated, truncated, info) == ([0, 0, 1], 1.0, False, False, {"t": 1})
     assert [type(each) for each in (reward, terminated, truncated, info)] == [float, bool, bool, dict]
     assert made.actions[0].tolist() == action.tolist()
-    assert env.step(action)[0].tolist() == [0, 1, 2]  # the terminal one
+    assert env.step(action)[0].tolist() == [0, 0, 2]  # the terminal one
     observation, info = env.reset()
-    assert (observation.tolist(), info) == ([0, 2, 0], {"began": 2})
-    assert made.seeds == [None, 4, None]
-    assert made.options == [None, {"level": 1}, None]
+    assert (observation.tolist(), info) == ([0, 1, 0], {"began": 1})
+    assert made.seeds == [4, None]
+    assert made.options == [{"level": 1}, None]
 
 
 def test_a_step_after_the_end_needs_a_reset(remote: Remote) -> None:

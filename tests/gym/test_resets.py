@@ -68,8 +68,7 @@ def test_seeds_reach_the_envs_once(start: Start, seed: Any, seeds: list[int | No
     env, made = start(3, together=together)
     env.reset(seed=seed)
     env.reset()
-    expected = [[None, each, None] if together or each is not None else [None, None] for each in seeds]
-    assert [each.seeds for each in made] == expected  # nobody else's seed is a reason to reset a fresh env once more
+    assert [each.seeds for each in made] == [[each, None] for each in seeds]  # nothing resets an env before the trainer
 
 
 @pytest.mark.parametrize("seed", [[1], [1, 2, 3], ()], ids=str)
@@ -83,7 +82,7 @@ def test_too_many_or_too_few_seeds(start: Start, seed: Any) -> None:
     assert [each.seeds for each in made] == [[None]] * 2
 
 
-def test_without_seed_and_options_the_first_reset_takes_what_the_clients_brought(start: Start) -> None:
+def test_without_seed_and_options_the_first_reset_is_one_all_the_same(start: Start) -> None:
     env, made = start()
     assert env.reset(seed=None, options=None)[0].tolist() == [[0, 0, 0], [1, 0, 0]]
     assert env.reset(options={})[0].tolist() == [[0, 1, 0], [1, 1, 0]]
@@ -100,8 +99,8 @@ def test_options_are_one_shot_and_never_changed(start: Start, mode: AutoresetMod
     for _ in range(2):
         act(env)
     env.reset()
-    assert [each.options[:2] for each in made] == [[None, {"level": {"size": 3}}]] * 2  # the mask is for us
-    assert not any(option for each in made for option in each.options[2:])
+    assert [each.options[0] for each in made] == [{"level": {"size": 3}}] * 2  # the mask is for us
+    assert not any(option for each in made for option in each.options[1:])
 
 
 def test_options_that_cannot_travel_are_refused_before_anything_is_sent(start: Start) -> None:
