@@ -58,7 +58,7 @@ inline Arguments parse(int argc, char** argv) {
                 if (name == "--num-envs") found.num_envs = number;
                 else if (name == "--action-dim") found.action_dim = number;
                 else if (name == "--seed") options.seed = static_cast<std::uint64_t>(number);
-                else if (name == "--rank") options.rank = number;
+                else if (name == "--rank") options.rank = static_cast<std::uint32_t>(number);
                 else fail(name + " is unknown");
             }
         }
