@@ -98,7 +98,7 @@ inline int serve(Arguments arguments, std::vector<std::unique_ptr<plugrl::Env>> 
         const plugrl::Summary& done = client.summary();
         double total = 0;
         std::size_t counted = 0;
-        for (auto episode = done.recent.rbegin(); episode != done.recent.rend() && counted < 10; ++episode, ++counted) total += episode->ret;
+        for (auto one = done.returns.rbegin(); one != done.returns.rend() && counted < 10; ++one, ++counted) total += *one;
         std::printf("steps=%lld episodes=%lld last_ten_mean=%.17g mean=%.17g reconnects=%lld\n", static_cast<long long>(done.steps),
                     static_cast<long long>(done.episodes), total / static_cast<double>(counted),
                     done.total_return / static_cast<double>(done.episodes), static_cast<long long>(done.reconnects));

@@ -94,14 +94,14 @@ public:
 
     plugrl::Step step(const plugrl::Action& action, plugrl::Observation& next) override {
         const double normal = modulo(angle_ + pi, 2 * pi) - pi;
-        double cost = normal * normal + 0.1 * (speed_ * speed_), push = 0;
+        double cost = squared(normal) + 0.1 * squared(speed_), push = 0;
         if (action.is_float32()) {  // NumPy 2 computes with a float32 and a Python number in float32
             const float torque = std::clamp(static_cast<float>(action[0]), -2.0F, 2.0F);
-            cost += static_cast<double>(0.001F * (torque * torque));
+            cost += static_cast<double>(0.001F * squared(torque));
             push = static_cast<double>(3.0F * torque);
         } else {
             const double torque = std::clamp(action[0], -2.0, 2.0);
-            cost += 0.001 * (torque * torque);
+            cost += 0.001 * squared(torque);
             push = 3.0 * torque;
         }
         speed_ = std::clamp(speed_ + (15.0 * std::sin(angle_) + push) * 0.05, -8.0, 8.0);
@@ -122,6 +122,12 @@ private:
         const double rest = std::fmod(x, divisor);
         if (rest == 0.0) return std::copysign(0.0, divisor);
         return (rest < 0) != (divisor < 0) ? rest + divisor : rest;
+    }
+    // NumPy's x**2 of a scalar asks the C library's pow, which is not always x * x; the exponent is kept from the compiler.
+    template <class T>
+    static T squared(T x) {
+        const volatile T two = 2;
+        return std::pow(x, two);
     }
     static std::vector<std::uint32_t> entropy() {
         std::random_device random;

@@ -1,5 +1,4 @@
 // An env client for PlugRL wire protocol version 1 in one header: C++17, the standard library, POSIX sockets.
-//
 // Derive from plugrl::Env (spec, reset, step), then call plugrl::run. docs/cpp-client.md is the manual, docs/protocol.md
 // the protocol; numbers in brackets are its clauses. Linux and macOS; no TLS (wss://), no Windows. One thread does it
 // all: pings are answered while the client waits, not while an env steps, which the protocol allows [1]. Nothing is
@@ -32,7 +31,6 @@
 #include <cstring>
 #include <exception>
 #include <functional>
-#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -40,12 +38,9 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 namespace plugrl {
-
 constexpr const char* client_version = "0.1.0";
 constexpr double forever = std::numeric_limits<double>::infinity();
 using std::size_t, std::int64_t, std::uint8_t, std::uint32_t, std::uint64_t, std::string, std::string_view;
@@ -53,66 +48,45 @@ using Shape = std::vector<int64_t>;
 using Rows = std::vector<size_t>;
 
 // === 1 Errors ========================================================================================================
-
-class Error : public std::runtime_error { using std::runtime_error::runtime_error; };
-// An option, a spec or an observation of ours is unusable.
-class UsageError : public Error { using Error::Error; };
-// There was no server for Options::connect_timeout seconds.
-class ConnectTimeout : public Error { using Error::Error; };
-// An env threw; its exception is nested in this one (std::rethrow_if_nested).
-class EnvFailed : public Error { using Error::Error; };
-// The connection did not open; `status` is the HTTP status, 0 without one.
-struct HandshakeError : public Error {
-    HandshakeError(const string& text, int http_status) : Error(text), status(http_status) {}
-    int status;
+// Each says what was expected and what came. `code` is an HTTP status or a close code, `detail` a clause or a close reason.
+struct Error : public std::runtime_error {
+    explicit Error(const string& text, int number = 0, const string& more = "") : runtime_error(text), code(number), detail(more) {}
+    int code; string detail;
 };
-// An open connection ended; code 1006 stands for "without a close frame".
-struct ConnectionClosed : public Error {
-    ConnectionClosed(int close_code, const string& why, const string& text) : Error(text), code(close_code), reason(why) {}
-    int code;
-    string reason;
-};
-// The server broke the protocol; `clause` says which rule (7.4 is a text frame), `close_code` what to close with.
-struct ProtocolError : public Error {
-    ProtocolError(const char* rule, const string& text, int code) : Error(text), clause(rule), close_code(code) {}
-    string clause;
-    int close_code;
-};
+struct UsageError : public Error { using Error::Error; };        // an option, a spec or an observation of ours is unusable
+struct EnvFailed : public Error { using Error::Error; };         // an env threw; its exception is nested in this one
+struct ConnectTimeout : public Error { using Error::Error; };    // no server for Options::connect_timeout seconds
+struct HandshakeError : public Error { using Error::Error; };    // the connection did not open; code: of HTTP, or 0
+struct ConnectionClosed : public Error { using Error::Error; };  // it ended; code and reason, 1006 without a close frame
+struct ProtocolError : public Error { using Error::Error; };     // the server broke this clause; 7.4 is a text frame
 
 // === 2 Text ==========================================================================================================
-
-// A piece of an error text: text, or a whole number.
 struct Piece {
     Piece(const char* piece) : text(piece) {}
     Piece(const string& piece) : text(piece.c_str()) {}
-    template <class T, class = std::enable_if_t<std::is_integral_v<T>>>
-    Piece(T value) : number(static_cast<long long>(value)) {}
-    const char* text = nullptr;
-    long long number = 0;
+    template <class T, class = std::enable_if_t<std::is_integral_v<T>>> Piece(T value) : number(static_cast<long long>(value)) {}
+    const char* text = nullptr; long long number = 0;
 };
 using Pieces = std::initializer_list<Piece>;
-
 inline string cat(Pieces pieces) {
     string out;
     for (const Piece& piece : pieces) {
         char digits[24];
-        std::snprintf(digits, sizeof digits, "%lld", piece.number);
-        out += piece.text != nullptr ? piece.text : digits;
+        std::snprintf(digits, sizeof digits, "%lld", piece.number); out += piece.text != nullptr ? piece.text : digits;
     }
     return out;
 }
 [[noreturn]] inline void refuse(const char* clause, Pieces pieces, int close_code = 1002) {
-    throw ProtocolError(clause, cat({"[", clause, "] ", cat(pieces)}), close_code);
+    throw ProtocolError(cat({"[", clause, "] ", cat(pieces)}), close_code, clause);
 }
 [[noreturn]] inline void misuse(Pieces pieces) { throw UsageError(cat(pieces)); }
-
 // Quote what a peer sent for an error text: short, and printable.
 inline string quoted(string_view text) {
     string out = "'";
-    for (const char c : text.substr(0, 80)) out += c >= ' ' && c <= '~' ? c : '?';
+    for (const char c : text.substr(0, 200)) out += c >= ' ' && c <= '~' ? c : '?';
     return out + "'";
 }
-
+inline bool is_unicode(uint64_t point) { return point < 0xD800 || (point >= 0xE000 && point <= 0x10FFFF); }
 // Read UTF-8; false if it is none (surrogates, overlong forms, beyond U+10FFFF). `utf32`, unless it is null, gets the
 // code points as four bytes each, in this machine's order.
 inline bool read_utf8(string_view in, string* utf32) {
@@ -122,37 +96,29 @@ inline bool read_utf8(string_view in, string* utf32) {
         if (length == 0 || length > in.size() - at) return false;
         uint32_t point = length == 1 ? head : head & (0x7FU >> length);
         for (size_t i = 1; i < length; ++i) {
-            const auto next = static_cast<uint8_t>(in[at + i]);
-            if ((next & 0xC0) != 0x80) return false;
-            point = point << 6 | (next & 0x3FU);
+            if ((in[at + i] & 0xC0) != 0x80) return false;
+            point = point << 6 | (static_cast<uint8_t>(in[at + i]) & 0x3FU);
         }
-        if ((length == 3 && point < 0x800) || (length == 4 && point < 0x10000) || point > 0x10FFFF) return false;
-        if (point >= 0xD800 && point < 0xE000) return false;
+        if ((length == 3 && point < 0x800) || (length == 4 && point < 0x10000) || !is_unicode(point)) return false;
         if (utf32 != nullptr) utf32->append(reinterpret_cast<const char*>(&point), 4);
     }
     return true;
 }
 
 // === 3 SHA-1 and base64, for the handshake of RFC 6455 ===============================================================
-
 inline string sha1(string_view text) {
     uint32_t state[5] = {0x67452301, 0xEFCDAB89, 0x98BADCFE, 0x10325476, 0xC3D2E1F0};
     const auto rotate = [](uint32_t x, unsigned by) { return x << by | x >> (32 - by); };
     string padded(text);
-    padded += '\x80';
-    padded.resize((padded.size() + 71) / 64 * 64 - 8);
+    padded += '\x80'; padded.resize((padded.size() + 71) / 64 * 64 - 8);
     for (unsigned i = 8; i > 0; --i) padded += static_cast<char>(uint64_t{text.size()} * 8 >> (8 * i - 8) & 0xFF);
     for (size_t block = 0; block < padded.size(); block += 64) {
-        uint32_t w[80] = {};
+        uint32_t w[80] = {}, a = state[0], b = state[1], c = state[2], d = state[3], e = state[4];
         for (size_t i = 0; i < 64; ++i) w[i / 4] = w[i / 4] << 8 | static_cast<uint8_t>(padded[block + i]);
         for (size_t i = 16; i < 80; ++i) w[i] = rotate(w[i - 3] ^ w[i - 8] ^ w[i - 14] ^ w[i - 16], 1);
-        uint32_t a = state[0], b = state[1], c = state[2], d = state[3], e = state[4];
         for (size_t i = 0; i < 80; ++i) {
-            const uint32_t mixed = i < 20   ? ((b & c) | (~b & d)) + 0x5A827999
-                                   : i < 40 ? (b ^ c ^ d) + 0x6ED9EBA1
-                                   : i < 60 ? ((b & c) | (b & d) | (c & d)) + 0x8F1BBCDC
-                                            : (b ^ c ^ d) + 0xCA62C1D6;
-            const uint32_t next = rotate(a, 5) + mixed + e + w[i];
+            uint32_t next = i < 20 ? (b & c) | (~b & d) : i < 40 || i >= 60 ? b ^ c ^ d : (b & c) | (b & d) | (c & d);
+            next += rotate(a, 5) + e + w[i] + (i < 20 ? 0x5A827999 : i < 40 ? 0x6ED9EBA1 : i < 60 ? 0x8F1BBCDC : 0xCA62C1D6);
             e = d, d = c, c = rotate(b, 30), b = a, a = next;
         }
         state[0] += a, state[1] += b, state[2] += c, state[3] += d, state[4] += e;
@@ -161,65 +127,42 @@ inline string sha1(string_view text) {
     for (size_t i = 0; i < 20; ++i) digest += static_cast<char>(state[i / 4] >> (24 - 8 * (i % 4)) & 0xFF);
     return digest;
 }
-
 inline string base64(string_view data) {
     const char* letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     string out;
     for (size_t at = 0; at < data.size(); at += 3) {
-        const size_t left = std::min<size_t>(3, data.size() - at);
-        uint32_t bits = 0;
+        const size_t left = std::min<size_t>(3, data.size() - at); uint32_t bits = 0;
         for (size_t i = 0; i < 3; ++i) bits = bits << 8 | (i < left ? static_cast<uint8_t>(data[at + i]) : 0U);
         for (size_t i = 0; i < 4; ++i) out += i <= left ? letters[bits >> (18 - 6 * i) & 63] : '=';
     }
     return out;
 }
-
-// What a server answers to a Sec-WebSocket-Key.
 inline string accept_of(const string& key) { return base64(sha1(key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11")); }
 
 // === 4 Dtypes [3] ====================================================================================================
-
 // A numpy typestr: byte order `<`, `>` or `|`; kind b, i, u, f or U; bytes per item.
 struct Dtype {
-    char order = '|', kind = 'u';
-    uint32_t size = 1;
-
-    // The dtype of a C++ type, in this machine's byte order.
-    template <class T>
-    static Dtype of() {
+    char order = '|', kind = 'u'; uint32_t size = 1;
+    template <class T> static Dtype of() {
         static_assert(std::is_arithmetic_v<T> && sizeof(T) <= 8, "the wire carries bool, ints, float and double");
         constexpr char sign = std::is_floating_point_v<T> ? 'f' : std::is_signed_v<T> ? 'i' : 'u';
         return {sizeof(T) == 1 ? '|' : native(), std::is_same_v<T, bool> ? 'b' : sign, sizeof(T)};
     }
     static Dtype parse(const string& typestr) {
-        uint32_t size = 0;
-        bool good = typestr.size() >= 3 && typestr.size() <= 8 && typestr[2] != '0';
-        for (size_t i = 2; good && i < typestr.size(); ++i) {
-            good = typestr[i] >= '0' && typestr[i] <= '9';
-            size = size * 10 + static_cast<uint32_t>(typestr[i] - '0');
-        }
-        const char order = good ? typestr[0] : '?', kind = good ? typestr[1] : '?';
+        const char order = typestr.size() > 2 ? typestr[0] : '?', kind = typestr.size() > 2 ? typestr[1] : '?';
+        const bool digits = order != '?' && typestr.size() < 9 && typestr.find_first_not_of("0123456789", 2) == string::npos;
+        const auto size = static_cast<uint32_t>(digits && typestr[2] != '0' ? std::atoi(&typestr[2]) : 0);
         const char* sizes = kind == 'b' ? "1" : kind == 'f' ? "248" : kind == 'i' || kind == 'u' ? "1248" : "";
-        const bool number = size < 10 && std::strchr(sizes, static_cast<int>('0' + size)) != nullptr;
-        if ((order == '<' || order == '>' || (order == '|' && size == 1)) && (number || (kind == 'U' && order != '|')))
+        const bool number = size > 0 && size < 10 && std::strchr(sizes, static_cast<int>('0' + size)) != nullptr;
+        if (size > 0 && (number || (kind == 'U' && order != '|')) && (order == '<' || order == '>' || (order == '|' && size == 1)))
             return {order, kind, kind == 'U' ? 4 * size : size};
         refuse("3", {"dtype ", quoted(typestr), " is refused: expected <, > or |, a kind of b, i, u, f, U, and a size"});
     }
-    static char native() {
-        const uint32_t probe = '<' | '>' << 24;
-        return *reinterpret_cast<const char*>(&probe);
-    }
-    string str() const {
-        const char name[] = {order, kind, '\0'};
-        return cat({name, kind == 'U' ? size / 4 : size});
-    }
+    static char native() { const uint32_t probe = '<' | '>' << 24; return *reinterpret_cast<const char*>(&probe); }
+    string str() const { const char name[] = {order, kind, '\0'}; return cat({name, kind == 'U' ? size / 4 : size}); }
     bool is_int() const { return kind == 'i' || kind == 'u'; }
-    bool operator==(const Dtype& other) const {
-        return order == other.order && kind == other.kind && size == other.size;
-    }
+    bool operator==(const Dtype& other) const { return order == other.order && kind == other.kind && size == other.size; }
 };
-
-// Read the bits of one number.
 inline uint64_t load_bits(const char* at, const Dtype& dtype) {
     uint64_t bits = 0;
     for (uint32_t i = 0; i < dtype.size; ++i)
@@ -234,11 +177,8 @@ inline double load_real(const char* at, const Dtype& dtype) {
     const uint64_t bits = load_bits(at, dtype);
     if (dtype.kind == 'i') return static_cast<double>(sign_extended(bits, dtype.size));
     if (dtype.kind != 'f') return static_cast<double>(bits);
-    const auto narrow = static_cast<uint32_t>(bits);
-    double wide = 0;
-    float single = 0;
-    std::memcpy(&wide, &bits, 8);
-    std::memcpy(&single, &narrow, 4);
+    const auto narrow = static_cast<uint32_t>(bits); double wide = 0; float single = 0;
+    std::memcpy(&wide, &bits, 8), std::memcpy(&single, &narrow, 4);
     if (dtype.size != 2) return dtype.size == 8 ? wide : static_cast<double>(single);
     const int exponent = static_cast<int>(bits >> 10 & 31), fraction = static_cast<int>(bits & 1023);
     double size = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(fraction + 1024, exponent - 25);
@@ -257,9 +197,7 @@ inline bool load_integer(const char* at, const Dtype& dtype, int64_t& out) {
 }
 
 // === 5 Values ========================================================================================================
-
 enum class Kind : uint8_t { nil, boolean, integer, natural, real, text, bytes, list, map, array, scalar };
-
 // What msgpack carries, and arrays. Which members mean something depends on the kind.
 struct Value {
     Kind kind = Kind::nil;
@@ -269,41 +207,30 @@ struct Value {
     string text;               // text (UTF-8), bytes; array: its data in C order
     std::vector<Value> items;  // list; map: key, value, key, value …; scalar: its one number or text
     Shape shape;               // array
-
-    static Value of(Kind kind, int64_t number = 0) {
-        Value value;
-        value.kind = kind, value.number = number;
-        return value;
-    }
+    static Value of(Kind kind, int64_t number = 0) { Value value; value.kind = kind, value.number = number; return value; }
     bool is(Kind wanted) const { return kind == wanted; }
-    size_t count() const { return text.size() / dtype.size; }                          // elements of an array
-    const char* at(size_t i) const { return text.data() + i * dtype.size; }            // one of them
+    size_t count() const { return text.size() / dtype.size; }                // elements of an array
+    const char* at(size_t i) const { return text.data() + i * dtype.size; }  // one of them
     // Find the value of a map's key; null if there is none, or if this is no map.
     const Value* find(string_view key, Kind key_kind = Kind::text) const {
         for (size_t i = 0; kind == Kind::map && i + 1 < items.size(); i += 2)
             if (items[i].kind == key_kind && items[i].text == key) return &items[i + 1];
         return nullptr;
     }
-    // Say what it is, for an error text.
     string describe() const {
         static const char* const names[] = {"nil", "a bool", "an int", "an int", "a float", "a str", "a bin", "a list",
                                             "a map", "an array ", "a numpy scalar "};
-        string out = names[static_cast<size_t>(kind)];
-        if (kind >= Kind::array) out += dtype.str();
+        string out = cat({names[static_cast<size_t>(kind)], kind >= Kind::array ? dtype.str() : ""});
         for (size_t i = 0; i < shape.size() && i < 8; ++i) out = cat({out, i > 0 ? "," : " of ", shape[i]});
         return out;
     }
 };
 
 // === 6 Writing msgpack [3] ===========================================================================================
-
 constexpr int max_depth = 32;
-
-// Append values to a buffer, in msgpack's shortest forms.
 class Writer {
 public:
     explicit Writer(string& out) : out_(out) {}
-
     void byte(unsigned value) { out_ += static_cast<char>(value); }
     void natural(uint64_t value) {
         const unsigned log = value < 0x100 ? 0 : value < 0x10000 ? 1 : value < 0x100000000 ? 2 : 3;
@@ -317,11 +244,7 @@ public:
         if (value < -32) byte(0xD0 + log);
         big_endian(bits, 1U << log);
     }
-    void real(double value) {
-        uint64_t bits = 0;
-        std::memcpy(&bits, &value, 8);
-        byte(0xCB), big_endian(bits, 8);
-    }
+    void real(double value) { uint64_t bits = 0; std::memcpy(&bits, &value, 8); byte(0xCB), big_endian(bits, 8); }
     Writer& str(string_view text) {
         if (!read_utf8(text, nullptr)) misuse({"a str that is no UTF-8: ", quoted(text)});
         head(text.size(), 0xA0, 32, 0xD9), out_.append(text);
@@ -354,12 +277,10 @@ public:
                 return close_array(value.dtype, value.shape);
             case Kind::scalar:
                 map(3), bin("__npgeneric__"), byte(0xC3), bin("data"), this->value(value.items.at(0), depth + 1);
-                bin("dtype"), str(value.dtype.str());
-                return;
+                bin("dtype"), str(value.dtype.str()); return;
         }
         for (const Value& item : value.items) this->value(item, depth + 1);
     }
-
 private:
     void big_endian(uint64_t bits, unsigned bytes) {
         for (unsigned i = bytes; i > 0; --i) byte(static_cast<unsigned>(bits >> (8 * (i - 1)) & 0xFF));
@@ -373,29 +294,15 @@ private:
     }
     string& out_;
 };
-
-inline string encode(const Value& value) {
-    string out;
-    Writer(out).value(value);
-    return out;
-}
+inline string encode(const Value& value) { string out; Writer(out).value(value); return out; }
 
 // === 7 Reading msgpack [3] ===========================================================================================
 // Everything a peer sends is bounded before it is believed: nesting, the number of items, every length.
-
 constexpr size_t max_items = 1000000, max_keys = 1024;  // in a message; in one map, whose keys are compared with all
-
-class Reader {
-public:
-    explicit Reader(string_view bytes) : bytes_(bytes) {}
-    // Read the whole message as one value.
-    Value message() {
-        Value found = value(0);
-        if (at_ != bytes_.size()) refuse("3", {left(), " bytes behind the value"});
-        return found;
-    }
-
-private:
+struct Reader {
+    string_view bytes_;
+    size_t at_ = 0;
+    uint64_t items_ = 0;
     size_t left() const { return bytes_.size() - at_; }
     string_view take(uint64_t count) {
         if (count > left()) refuse("3", {count, " bytes announced at offset ", at_, ", ", left(), " left"});
@@ -413,14 +320,12 @@ private:
         if (head == 0xC2 || head == 0xC3) return Value::of(Kind::boolean, head - 0xC2);
         if (head >= 0xC4 && head <= 0xC6) return text(Kind::bytes, big_endian(1U << (head - 0xC4)));
         if (head == 0xCA || head == 0xCB) {
-            const uint32_t size = head == 0xCA ? 4 : 8;
-            Value found = Value::of(Kind::real);
+            const uint32_t size = head == 0xCA ? 4 : 8; Value found = Value::of(Kind::real);
             found.real = load_real(take(size).data(), {'>', 'f', size});
             return found;
         }
         if (head >= 0xCC && head <= 0xD3) {
-            const uint32_t size = 1U << (head & 3);
-            const uint64_t bits = big_endian(size);
+            const uint32_t size = 1U << (head & 3); const uint64_t bits = big_endian(size);
             const int64_t number = head >= 0xD0 ? sign_extended(bits, size) : static_cast<int64_t>(bits);
             return Value::of(head < 0xD0 && number < 0 ? Kind::natural : Kind::integer, number);
         }
@@ -457,8 +362,7 @@ private:
             if (found.find(key.text, key.kind) != nullptr) refuse("3", {"map key ", quoted(key.text), " stands twice"});
             // An array is one level deep, its shape included.
             const bool flat = key.is(Kind::bytes) && key.text == "shape" && left() > 0 && (bytes_[at_] & 0xF0) == 0x90;
-            found.items.push_back(std::move(key));
-            found.items.push_back(value(flat ? depth : depth + 1));
+            found.items.push_back(std::move(key)); found.items.push_back(value(flat ? depth : depth + 1));
         }
         if (found.find("__ndarray__", Kind::bytes) != nullptr) return array(found);
         if (found.find("__npgeneric__", Kind::bytes) != nullptr) return scalar(found);
@@ -491,27 +395,20 @@ private:
             if (!extent.is(Kind::integer) || extent.number < 0) refuse("3", {"a shape that holds ", extent.describe()});
             const auto length = static_cast<uint64_t>(std::max<int64_t>(extent.number, 1));
             if (product > (uint64_t{1} << 62) / length) refuse("3", {"a shape that is too large"});
-            product *= length, empty = empty || extent.number == 0;
-            out.shape.push_back(extent.number);
+            product *= length, empty = empty || extent.number == 0; out.shape.push_back(extent.number);
         }
         if (data->text.size() != (empty ? 0 : product)) refuse("3", {out.describe(), " has ", data->text.size(), " bytes"});
         out.text = data->text;
         for (size_t i = 0; out.dtype.kind == 'b' && i < out.text.size(); ++i) out.text[i] = out.text[i] != 0;
-        for (size_t at = 0; out.dtype.kind == 'U' && at < out.text.size(); at += 4) {
-            const uint64_t point = load_bits(out.text.data() + at, {out.dtype.order, 'u', 4});
-            if (point > 0x10FFFF || (point >= 0xD800 && point < 0xE000)) refuse("3.4", {"text that is no Unicode"});
-        }
+        for (size_t at = 0; out.dtype.kind == 'U' && at < out.text.size(); at += 4)
+            if (!is_unicode(load_bits(out.text.data() + at, {out.dtype.order, 'u', 4}))) refuse("3.4", {"no Unicode"});
         return out;
     }
     static Value scalar(const Value& found) {
-        Value out = marked(Kind::scalar, found, "__npgeneric__", 3);
-        const Value& data = *found.find("data", Kind::bytes);
-        const char kind = out.dtype.kind;
-        const int bits = static_cast<int>(8 * out.dtype.size);
+        Value out = marked(Kind::scalar, found, "__npgeneric__", 3); const Value& data = *found.find("data", Kind::bytes);
+        const char kind = out.dtype.kind; const int bits = static_cast<int>(8 * out.dtype.size);
         const double whole = static_cast<double>(data.number) + (data.is(Kind::natural) ? 18446744073709551616.0 : 0.0);
-        const double value = data.is(Kind::real) ? data.real : whole;
-        string points;
-        bool good = data.is(Kind::boolean);
+        const double value = data.is(Kind::real) ? data.real : whole; string points; bool good = data.is(Kind::boolean);
         if (kind == 'U') {
             good = data.is(Kind::text) && read_utf8(data.text, &points) && points.size() <= out.dtype.size;
         } else if (data.is(Kind::integer) || data.is(Kind::natural) || data.is(Kind::real)) {
@@ -525,26 +422,19 @@ private:
         out.items.assign(1, data);
         return out;
     }
-
-    string_view bytes_;
-    size_t at_ = 0;
-    uint64_t items_ = 0;
 };
-
 // Decode one message. Throws ProtocolError, whatever the bytes are.
-inline Value decode(string_view bytes) { return Reader(bytes).message(); }
+inline Value decode(string_view bytes) {
+    Reader reader{bytes};
+    Value found = reader.value(0);
+    if (reader.left() > 0) refuse("3", {reader.left(), " bytes behind the value"});
+    return found;
+}
 
 // === 8 Frames (RFC 6455) =============================================================================================
-
 enum class Op : uint8_t { continuation = 0, text = 1, binary = 2, close = 8, ping = 9, pong = 10 };
-
 // A whole message, or a control frame; `payload` is valid until the reader is touched again.
-struct Event {
-    Op op = Op::binary;
-    string_view payload;
-};
-
-// Append one masked frame, as a client sends it.
+struct Event { Op op = Op::binary; string_view payload; };
 inline void write_frame(string& out, Op op, string_view payload, uint32_t key) {
     const uint64_t size = payload.size(), mask = uint64_t{key} << 32 | key;
     const unsigned wide = size < 126 ? 0 : size < 0x10000 ? 2 : 8;
@@ -552,29 +442,20 @@ inline void write_frame(string& out, Op op, string_view payload, uint32_t key) {
     out += static_cast<char>(0x80U | (wide == 0 ? size : wide == 2 ? 126 : 127));
     for (unsigned i = wide; i > 0; --i) out += static_cast<char>(size >> (8 * (i - 1)) & 0xFF);
     char bytes[8];
-    std::memcpy(bytes, &mask, 8);
-    out.append(bytes, 4);
+    std::memcpy(bytes, &mask, 8); out.append(bytes, 4);
     const size_t at = out.size();
     out.append(payload);
-    char* const masked = &out[at];
-    size_t i = 0;
-    for (uint64_t word = 0; i + 8 <= size; i += 8) {
-        std::memcpy(&word, masked + i, 8);
-        word ^= mask;
-        std::memcpy(masked + i, &word, 8);
-    }
+    char* const masked = &out[at]; size_t i = 0;
+    for (uint64_t word = 0; i + 8 <= size; i += 8) std::memcpy(&word, masked + i, 8), word ^= mask, std::memcpy(masked + i, &word, 8);
     for (; i < size; ++i) masked[i] = static_cast<char>(masked[i] ^ bytes[i % 8]);
 }
-
 // Cut received bytes into events: ask `room` where to put them, tell `filled`, then call `next` until it is false.
 class FrameReader {
 public:
     explicit FrameReader(size_t max_message_bytes) : max_(max_message_bytes) {}
-    // Give a place for received bytes, 64 KiB at least.
     std::pair<char*, size_t> room() {
         if (begin_ > 0 && (begin_ == end_ || buffer_.size() - end_ < least)) {
-            std::memmove(&buffer_[0], &buffer_[begin_], end_ - begin_);
-            end_ -= begin_, begin_ = 0;
+            std::memmove(&buffer_[0], &buffer_[begin_], end_ - begin_); end_ -= begin_, begin_ = 0;
         }
         if (buffer_.size() - end_ < least) buffer_.resize(2 * std::max(buffer_.size(), least));
         return {&buffer_[end_], buffer_.size() - end_};
@@ -587,14 +468,11 @@ public:
         if (stop != string::npos) out.resize(stop + 2), begin_ = stop + 4;
         return stop != string::npos;
     }
-    // Take the next event; false: more bytes are needed.
     bool next(Event& event) {
         if (whole_) message_.clear(), whole_ = false;
         while (end_ - begin_ >= 2) {
-            const char* head = &buffer_[begin_];
-            const unsigned first = static_cast<uint8_t>(head[0]);
-            const auto op = static_cast<Op>(first & 15);
-            const bool fin = first >= 0x80, control = op >= Op::close;
+            const char* head = &buffer_[begin_]; const unsigned first = static_cast<uint8_t>(head[0]);
+            const auto op = static_cast<Op>(first & 15); const bool fin = first >= 0x80, control = op >= Op::close;
             uint64_t size = static_cast<uint8_t>(head[1]);
             if ((first & 0x70) != 0) refuse("1", {"a frame with reserved bits: no extension was agreed on"});
             if (size >= 0x80) refuse("1", {"a masked frame from a server"});
@@ -607,30 +485,23 @@ public:
                 refuse("1", {fragments_ ? "a new message inside a fragmented one" : "a continuation of nothing"});
             if (!control && size > max_ - message_.size()) refuse("1", {"a message above ", max_, " bytes"}, 1009);
             if (end_ - begin_ - 2 - wide < size) return false;
-            event = {op, string_view(head + 2 + wide, static_cast<size_t>(size))};
-            begin_ += 2 + wide + event.payload.size();
+            event = {op, string_view(head + 2 + wide, static_cast<size_t>(size))}; begin_ += 2 + wide + event.payload.size();
             if (control || (fin && !fragments_)) return true;
             if (!fragments_) op_ = op;
-            message_.append(event.payload);
-            fragments_ = !fin, whole_ = fin;
-            event = {op_, message_};
+            message_.append(event.payload); fragments_ = !fin, whole_ = fin; event = {op_, message_};
             if (fin) return true;
         }
         return false;
     }
-
 private:
     static constexpr size_t least = 1 << 16;
     size_t max_, begin_ = 0, end_ = 0;
     string buffer_, message_;  // as received; put together of fragments
-    Op op_ = Op::binary;
-    bool fragments_ = false, whole_ = false;
+    Op op_ = Op::binary; bool fragments_ = false, whole_ = false;
 };
 
 // === 9 Options =======================================================================================================
-
 using Seed = std::optional<uint64_t>;
-
 // The names and defaults are those of the Python client's options; 0 seconds stand for "no limit", or no pings.
 struct Options {
     string url = "ws://127.0.0.1:8000";
@@ -643,21 +514,16 @@ struct Options {
     double connect_timeout = 300;           // seconds without a server after which to give up
     double ping_interval = 20, ping_timeout = 60;
     double max_backoff = 5;                 // longest wait between two tries
-    size_t max_message_bytes = size_t{1} << 30;
-    string client = "plugrl-cpp", version = client_version;
+    size_t max_message_bytes = size_t{1} << 30; string client = "plugrl-cpp", version = client_version;
     std::function<void(bool warning, const string& text)> log;  // called in run's thread
 };
-
 struct Url {
     string host, port, path;
-
     // Take ws://host[:port][/path] apart; an IPv6 address stands in brackets.
     static Url parse(const string& text) {
-        const char* why = text.compare(0, 6, "wss://") == 0 ? "this client has no TLS; put a TLS proxy beside it" : nullptr;
-        for (const char c : text)
-            if (c <= ' ' || c > '~' || c == '@' || c == '#') why = "spaces, @, # and what is not ASCII have no place in it";
-        if (why == nullptr && text.compare(0, 5, "ws://") != 0) why = "it does not begin with ws://";
-        if (why != nullptr) misuse({"url must be like ws://host:port/path, not ", quoted(text), ": ", why});
+        const bool ascii = text.find_first_of("@# ") == string::npos && quoted(text) == "'" + text + "'";
+        if (text.compare(0, 6, "wss://") == 0) misuse({"url ", quoted(text), ": this client has no TLS; put a TLS proxy beside it"});
+        if (!ascii || text.compare(0, 5, "ws://") != 0) misuse({"url must be like ws://host:port/path, not ", quoted(text)});
         const size_t slash = std::min(text.find_first_of("/?", 5), text.size());
         Url url{text.substr(5, slash - 5), "80", text.substr(slash)};
         if (url.path.empty() || url.path[0] != '/') url.path.insert(0, 1, '/');
@@ -671,90 +537,58 @@ struct Url {
 };
 
 // === 10 The connection: socket, handshake, ping and close ============================================================
-
-// Monotonic seconds.
-inline double now_s() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
+inline double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 struct Stopped {};  // thrown where Client::stop was heard; it never leaves the client
-
 // One WebSocket, driven by the thread that calls it. Waits are cut into slices, to hear a stop.
 class Connection {
 public:
     Connection(const Options& options, const std::atomic<bool>& stop)
         : options_(options), stop_(&stop), url_(Url::parse(options.url)), reader_(options.max_message_bytes) {}
     Connection(const Connection&) = delete;
-    Connection& operator=(const Connection&) = delete;
     ~Connection() { hang_up(); }
-
-    // Connect and shake hands. Throws HandshakeError, Stopped.
-    void open(double timeout_s) {
-        const double deadline = now_s() + timeout_s;
-        dial(deadline);
-        shake_hands(deadline);
-        pinged_at_ = now_s();
-    }
-    // Add a message to what `flush` sends.
+    void open(double deadline) { dial(deadline), shake_hands(deadline), pinged_at_ = now_s(); }
     void queue(string_view message) { write_frame(out_, Op::binary, message, random_()); }
-
     // Send what is queued, in one go if the socket takes it. A lost connection shows at the next `receive`.
     void flush(double deadline = forever) {
-        double stopped_at = 0;
         for (size_t sent = 0; sent < out_.size() && !ended_;) {
             const ssize_t count = ::send(fd_, &out_[sent], out_.size() - sent, no_signal);
-            const double now = now_s();
-            if (count >= 0) {
-                sent += static_cast<size_t>(count);
-            } else if (!later()) {
-                end("sending failed");
-            } else {
-                if (stopping() && stopped_at == 0) stopped_at = now;
-                if (stopped_at > 0 && now - stopped_at > last_send_s) throw Stopped{};
-                if (now > deadline) break;
-                if ((wait(POLLIN | POLLOUT, slice_s) & POLLIN) != 0) read();  // who writes first must not wait for us
-            }
+            if (count < 0 && !later()) end("sending failed");
+            if (count >= 0) sent += static_cast<size_t>(count);
+            if (count >= 0 || ended_) continue;
+            if (stopping()) deadline = std::min(deadline, now_s() + last_send_s);
+            if (now_s() > deadline) end("the server does not read");
+            else if ((wait(POLLIN | POLLOUT, slice_s) & POLLIN) != 0) read();  // who writes first must not wait for us
         }
         out_.clear();
     }
-
     // Wait for a message; pings are answered meanwhile. Throws ConnectionClosed, ProtocolError, Stopped.
     Event receive(double timeout_s = forever) {
         const double since = now_s(), interval_s = options_.ping_interval > 0 ? options_.ping_interval : forever;
         const double silence_s = options_.ping_timeout > 0 ? interval_s + options_.ping_timeout : forever;
         for (Event event;;) {
-            while (reader_.next(event))
-                if (!handle(event)) return event;
-            if (ended_) throw ConnectionClosed(1006, "", how_);
+            while (reader_.next(event)) if (!handle(event)) return event;
+            if (ended_) throw ConnectionClosed("the connection ended: " + how_, 1006);
             if (stopping()) throw Stopped{};
             wait_for_bytes();
             const double now = now_s();
-            if (now - pinged_at_ >= interval_s) {
-                pinged_at_ = now;
-                write_frame(out_, Op::ping, "", random_()), flush();
-            }
+            if (now - pinged_at_ >= interval_s) pinged_at_ = now, write_frame(out_, Op::ping, "", random_()), flush();
             if (now - std::max(since, heard_at_) > silence_s) end("the server was silent for too long");
             if (now - since > timeout_s) end("no message came in time");
         }
     }
-
     // Close with a code, and wait for the server to do the same, for at most two seconds.
     void close(int code, string_view reason) noexcept {
         try {
             const double deadline = now_s() + 2.0;
-            stop_ = nullptr;
-            send_close(code, reason);
-            flush(deadline);
-            for (Event event; !ended_ && now_s() < deadline; read()) {
-                while (reader_.next(event)) close_heard_ = close_heard_ || event.op == Op::close;
-                if (close_heard_) ::shutdown(fd_, SHUT_WR);  // the server ends first, or waits for us to
+            stop_ = nullptr; send_close(code, reason), flush(deadline); ::shutdown(fd_, SHUT_WR);
+            for (char unread[4096]; !ended_ && now_s() < deadline;) {
                 wait(POLLIN, slice_s);
+                const ssize_t count = ::recv(fd_, unread, sizeof unread, 0);
+                ended_ = count == 0 || (count < 0 && !later());
             }
-        } catch (...) {  // broken frames, or no memory: the socket goes all the same
-        }
+        } catch (...) {}  // no memory: the socket goes all the same
         hang_up();
     }
-
 private:
     static constexpr double slice_s = 0.2;
     static constexpr double last_send_s = 0.5;  // what a message under way still gets after a stop
@@ -764,25 +598,18 @@ private:
 #else
     static constexpr int no_signal = 0;  // SO_NOSIGPIPE does it
 #endif
-
     static bool later() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
     bool stopping() const { return stop_ != nullptr && stop_->load(); }
-    void hang_up() {
-        if (fd_ >= 0) ::close(fd_);
-        fd_ = -1, ended_ = true;
-    }
+    void hang_up() { if (fd_ >= 0) ::close(fd_); fd_ = -1, ended_ = true; }
     void end(const char* how) {
         if (how_.empty()) how_ = how;
         while (!ended_ && read()) {}  // what came before the end, such as a close frame
         ended_ = true;
     }
-    // Read what is there; false: nothing was.
     bool read() {
-        const auto [place, size] = reader_.room();
-        const ssize_t count = ::recv(fd_, place, size, 0);
+        const auto [place, size] = reader_.room(); const ssize_t count = ::recv(fd_, place, size, 0);
         if (count > 0) {
-            reader_.filled(static_cast<size_t>(count));
-            heard_at_ = now_s();
+            reader_.filled(static_cast<size_t>(count)), heard_at_ = now_s();
         } else if (count == 0 || !later()) {
             if (how_.empty()) how_ = count == 0 ? "the server hung up without a close frame" : std::strerror(errno);
             ended_ = true;
@@ -795,26 +622,22 @@ private:
     }
     // Where waits are short, look for the bytes before sleeping for them: to be woken takes longer than such a wait.
     void wait_for_bytes() {
-        const double began = now_s();
-        const double patience_s = expected_s_ > look_s ? 0 : std::min(look_s, 1.5 * expected_s_ + look_s / 8);
+        const double began = now_s(), patience_s = expected_s_ > look_s ? 0 : std::min(look_s, 1.5 * expected_s_ + look_s / 8);
         bool found = read();
         for (; !found && !ended_ && now_s() - began < patience_s; found = read()) ::sched_yield();
         if (!found && !ended_) wait(POLLIN, slice_s), read();
         expected_s_ += 0.25 * (std::min(now_s() - began, 4 * look_s) - expected_s_);
     }
-    // Deal with control frames; false for a message.
     bool handle(const Event& event) {
         if (event.op == Op::ping) write_frame(out_, Op::pong, event.payload, random_()), flush();
         if (event.op != Op::close) return event.op >= Op::ping;
-        const size_t size = event.payload.size();
+        const size_t size = event.payload.size(); const string reason(event.payload.substr(std::min<size_t>(2, size)));
         const int code = size == 0 ? 1005 : size == 1 ? 0 : static_cast<int>(load_bits(event.payload.data(), {'>', 'u', 2}));
-        const string reason(event.payload.substr(std::min<size_t>(2, size)));
         const bool unused = code < 1000 || code > 4999 || (code > 1014 && code < 3000) || code == 1004 || code == 1006;
         if (unused || (code == 1005 && size > 0)) refuse("7", {"a close frame with the code ", code});
         if (!read_utf8(reason, nullptr)) refuse("7", {"a close reason that is no UTF-8"}, 1007);
-        close_heard_ = true;
         send_close(size == 0 ? 1000 : code, "");
-        throw ConnectionClosed(code, reason, cat({"the server closed with ", code, " ", quoted(reason)}));
+        throw ConnectionClosed(cat({"the server closed with ", code, " ", quoted(reason)}), code, reason);
     }
     void send_close(int code, string_view reason) {
         string payload = {static_cast<char>(code >> 8), static_cast<char>(code & 255)};
@@ -822,7 +645,6 @@ private:
         if (!close_sent_) write_frame(out_, Op::close, payload, random_());
         close_sent_ = true;
     }
-
     [[noreturn]] void fail(Pieces why, int status = 0) const {
         throw HandshakeError(cat({"no connection with ", options_.url, ": ", cat(why)}), status);
     }
@@ -833,44 +655,32 @@ private:
         int status = ::getaddrinfo(host.c_str(), url_.port.c_str(), &hints, &list);
         if (status != 0) fail({::gai_strerror(status), "; check the host name"});
         const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(list, ::freeaddrinfo);
-        for (const addrinfo* one = list; one != nullptr; one = one->ai_next) {
-            hang_up();
-            fd_ = ::socket(one->ai_family, one->ai_socktype, one->ai_protocol);
-            set_options();
+        for (const addrinfo* one = list; one != nullptr && ended_; one = one->ai_next) {
+            hang_up(); fd_ = ::socket(one->ai_family, one->ai_socktype, one->ai_protocol); set_options();
             status = ::connect(fd_, one->ai_addr, one->ai_addrlen) == 0 ? 0 : errno;
-            while (status == EINPROGRESS || status == EINTR) {
+            for (socklen_t size = sizeof status; status == EINPROGRESS || status == EINTR;) {
                 if (stopping()) throw Stopped{};
-                socklen_t length = sizeof status;
-                if (wait(POLLOUT, std::min(slice_s, deadline - now_s())) != 0) ::getsockopt(fd_, SOL_SOCKET, SO_ERROR, &status, &length);
-                else if (now_s() > deadline) status = ETIMEDOUT;
+                if (now_s() > deadline) status = ETIMEDOUT;
+                else if (wait(POLLOUT, std::min(slice_s, deadline - now_s())) != 0) ::getsockopt(fd_, SOL_SOCKET, SO_ERROR, &status, &size);
             }
             ended_ = status != 0;
-            if (!ended_) return;
         }
-        fail({std::strerror(status), "; is the training server running, and on this host and port?"});
+        if (ended_) fail({std::strerror(status), "; is the training server running, and on this host and port?"});
     }
     void set_option(int level, int option, int value) const { ::setsockopt(fd_, level, option, &value, sizeof value); }
     void set_options() const {  // those that the system does not have are passed over
-        ::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL, 0) | O_NONBLOCK);
-        ::fcntl(fd_, F_SETFD, FD_CLOEXEC);
+        ::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL, 0) | O_NONBLOCK), ::fcntl(fd_, F_SETFD, FD_CLOEXEC);
         set_option(IPPROTO_TCP, TCP_NODELAY, 1);  // a small message behind another one waits 40 ms otherwise
         set_option(SOL_SOCKET, SO_KEEPALIVE, 1);
 #ifdef SO_NOSIGPIPE
         set_option(SOL_SOCKET, SO_NOSIGPIPE, 1);
 #endif
-#ifdef TCP_KEEPIDLE
-        set_option(IPPROTO_TCP, TCP_KEEPIDLE, 30);
-#endif
-#ifdef TCP_USER_TIMEOUT
-        set_option(IPPROTO_TCP, TCP_USER_TIMEOUT, 60000);  // milliseconds for a peer that acknowledges nothing
-#endif
     }
     void shake_hands(double deadline) {
         string nonce, head;
         while (nonce.size() < 16) nonce += static_cast<char>(random_() & 0xFF);
-        const string key = base64(nonce);
         out_ = cat({"GET ", url_.path, " HTTP/1.1\r\nHost: ", url_.host, ":", url_.port, "\r\nUpgrade: websocket\r\n",
-                    "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: ", key,
+                    "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: ", base64(nonce),
                     options_.api_key.empty() ? "" : "\r\nAuthorization: Api-Key ", options_.api_key, "\r\n\r\n"});
         for (flush(deadline); !reader_.head(head); read()) {
             if (stopping()) throw Stopped{};
@@ -879,49 +689,31 @@ private:
             if (now_s() > deadline) fail({"the handshake took too long; is it a training server, and free?"});
             wait(POLLIN, std::min(slice_s, deadline - now_s()));
         }
-        const bool http = head.size() > 12 && head.compare(0, 7, "HTTP/1.") == 0;
-        const int status = http ? std::atoi(head.c_str() + 9) : 0;
-        const char* advice = status == 401   ? ": it wants an api key, pass the api_key it was started with"
-                             : status == 403 ? ": it refuses this client"
-                                             : ": check host, port and path; is it a training server?";
-        if (status != 101 && http) fail({"it answers with HTTP status ", status, advice}, status);
-        if (!http || header(head, "upgrade", true) != "websocket" || header(head, "sec-websocket-accept", false) != accept_of(key) ||
-            header(head, "connection", true).find("upgrade") == string::npos || !header(head, "sec-websocket-extensions", true).empty())
-            fail({"it is no WebSocket server, or a broken one: it answers ", quoted(head)});
-    }
-    // Give the value of a header of the server's answer, in small letters if asked for; empty if it is not there.
-    static string header(const string& head, const char* name, bool lower) {
-        string small = head;
+        const string shown = quoted(head);
+        const int status = head.size() > 12 && head.compare(0, 7, "HTTP/1.") == 0 ? std::atoi(head.c_str() + 9) : 0;
+        if (status == 401) fail({"HTTP status 401: it wants an api key, pass the api_key it was started with"}, status);
+        if (status != 101) fail({"HTTP status ", status, ": it answers ", shown, "; is it a training server?"}, status);
+        head.erase(std::remove_if(head.begin(), head.end(), [](char c) { return c == ' ' || c == '\t'; }), head.end());
+        string small = head;  // without spaces; in small letters too
         for (char& c : small) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
-        const string wanted = cat({"\r\n", name, ":"});
-        const size_t found = small.find(wanted);
-        if (found == string::npos) return "";
-        const size_t at = small.find_first_not_of(" \t", found + wanted.size()), stop = small.find("\r\n", at);
-        const string value = (lower ? small : head).substr(at, stop - at);
-        return value.substr(0, value.find_last_not_of(" \t") + 1);
+        const auto at = [&small](const char* text, size_t from = 0) { return small.find(text, from); };
+        const size_t key = at("\r\nsec-websocket-accept:"), line = at("\r\nconnection:");
+        if (key == string::npos || head.compare(key + 23, 30, accept_of(base64(nonce)) + "\r\n") != 0 || line == string::npos ||
+            at("upgrade", line) > at("\r\n", line + 2) || at("\r\nupgrade:websocket\r\n") == string::npos ||
+            at("\r\nsec-websocket-extensions:") != string::npos)
+            fail({"it is a broken WebSocket server: it answers ", shown});
     }
-
-    const Options& options_;
-    const std::atomic<bool>* stop_;
-    Url url_;
-    FrameReader reader_;
-    string out_, how_;
-    std::random_device random_;
-    double heard_at_ = 0, pinged_at_ = 0, expected_s_ = look_s;
-    int fd_ = -1;
-    bool ended_ = true, close_heard_ = false, close_sent_ = false;
+    const Options& options_; const std::atomic<bool>* stop_; Url url_; FrameReader reader_;
+    string out_, how_; std::random_device random_; double heard_at_ = 0, pinged_at_ = 0, expected_s_ = look_s;
+    int fd_ = -1; bool ended_ = true, close_sent_ = false;
 };
 
 // === 11 Environments: what an author implements ======================================================================
-
-// A space of Gymnasium; make one with the functions below.
-struct Space {
-    const char* type = "Box";
-    Dtype dtype;
+struct Space {  // of Gymnasium; make one with the functions below
+    const char* type = "Box"; Dtype dtype;
     Shape shape;                   // of one env's value; empty for discrete and text
     std::vector<int64_t> numbers;  // discrete: n and start; multi_discrete: n of each; text: the longest length
     string low, high;              // box: bounds as bytes of the dtype, of one element or of all; text: the charset
-
     size_t count() const {
         size_t product = 1;
         for (const int64_t extent : shape) product *= static_cast<size_t>(extent);
@@ -932,10 +724,8 @@ struct Space {
     bool is_text() const { return dtype.kind == 'U'; }
     bool is_image() const { return is_box() && dtype == Dtype::of<uint8_t>() && shape.size() == 3 && shape[2] <= 4; }
 };
-
 // Box of T (float, double, an int type); a bound of one element stands for all.
-template <class T>
-Space box(const Shape& shape, std::initializer_list<T> low, std::initializer_list<T> high) {
+template <class T> Space box(const Shape& shape, std::initializer_list<T> low, std::initializer_list<T> high) {
     static_assert(!std::is_same_v<T, bool>, "flags are a multi_binary space");
     Space space{"Box", Dtype::of<T>(), shape, {}, {}, {}};
     space.low.assign(reinterpret_cast<const char*>(low.begin()), low.size() * sizeof(T));
@@ -944,9 +734,7 @@ Space box(const Shape& shape, std::initializer_list<T> low, std::initializer_lis
         if (given != 1 && given != space.count()) misuse({"box: a bound has one element, or all of the shape's"});
     return space;
 }
-template <class T>
-Space box(const Shape& shape, T low, T high) { return box<T>(shape, {low}, {high}); }
-// Pixels [height, width, channels], uint8.
+template <class T> Space box(const Shape& shape, T low, T high) { return box<T>(shape, {low}, {high}); }
 inline Space image(int64_t height, int64_t width, int64_t channels) { return box<uint8_t>({height, width, channels}, 0, 255); }
 inline Space discrete(int64_t n, int64_t start = 0) { return {"Discrete", Dtype::of<int64_t>(), {}, {n, start}, {}, {}}; }
 inline Space multi_discrete(const std::vector<int64_t>& n) {
@@ -956,55 +744,45 @@ inline Space multi_binary(int64_t n) { return {"MultiBinary", Dtype::of<std::int
 inline Space text(int64_t max_length, const string& charset) {
     return {"Text", {Dtype::native(), 'U', 4}, {}, {max_length}, charset, {}};
 }
-
 // An entry of the observation. A lone entry without a name is an observation that is no dict; it travels as "obs".
 struct Entry {
-    string name;
-    Space space;
+    string name; Space space;
     size_t offset = 0;  // filled in by the client: where it stands in a row
 };
-
-// What an env is. All envs of a client have the same spec.
-struct Spec {
-    std::vector<Entry> observation;
-    Space action;
+struct Spec {  // what an env is; all envs of a client have the same
+    std::vector<Entry> observation; Space action;
     string env_id;                  // empty: not told
     int64_t max_episode_steps = 0;  // 0: not told
 };
-
-// One env's place in a batch: its observation, its running episode, its last chunk.
+// One env's place in a batch: its observation, its running episode, its last chunk, and what the server asks of it.
 struct Row {
-    int64_t index = 0, chunks = 0, length = 0;
-    double ret = 0, reward = 0;
+    int64_t index = 0, chunks = 0, length = 0; double ret = 0, reward = 0;
     bool terminated = false, truncated = false, ended = false, success = false;
-    std::vector<unsigned char> data;  // its entries one after another, each at a multiple of 8 bytes
-    string text;                      // UTF-32 of this machine
+    bool known = false;                // whether its last feedback may stand for its next observation [10.1]
+    bool resetting = false;            // whether it is to be reset in place of a step [seeded-reset]
+    Seed seed;                         // for that reset
+    const Value* options = nullptr;    // likewise
+    std::vector<unsigned char> data;   // its entries one after another, each at a multiple of 8 bytes
+    string text;                       // UTF-32 of this machine
 };
 
-// Where one env writes its observation; entries are counted in the order of the spec.
-class Observation {
+class Observation {  // where one env writes; entries are counted in the order of the spec
 public:
     Observation(const Spec& spec, Row& row) : spec_(spec), row_(row) {}
     // Give the place of an entry's elements, in C order: T is the type of its space. Good for drawing images into.
-    template <class T>
-    T* at(size_t entry) { return static_cast<T*>(place(entry, Dtype::of<T>(), 0)); }
-    template <class T>
-    void set(size_t entry, const T* values, size_t count) {
+    template <class T> T* at(size_t entry) { return static_cast<T*>(place(entry, Dtype::of<T>(), 0)); }
+    template <class T> void set(size_t entry, const T* values, size_t count) {
         std::memcpy(place(entry, Dtype::of<T>(), count), values, count * sizeof(T));
     }
-    template <class T>
-    void set(size_t entry, std::initializer_list<T> values) { set(entry, values.begin(), values.size()); }
-    template <class T>
-    void set(size_t entry, const std::vector<T>& values) { set(entry, values.data(), values.size()); }
-    // Set the text entry, from UTF-8.
+    template <class T> void set(size_t entry, std::initializer_list<T> values) { set(entry, values.begin(), values.size()); }
+    template <class T> void set(size_t entry, const std::vector<T>& values) { set(entry, values.data(), values.size()); }
     void set_text(size_t entry, string_view utf8) {
-        place(entry, {Dtype::native(), 'U', 4}, 0);
         string points;
+        place(entry, {Dtype::native(), 'U', 4}, 0);
         if (!read_utf8(utf8, &points) || points.size() / 4 > static_cast<size_t>(spec_.observation[entry].space.numbers[0]))
             misuse({"entry ", entry, ": ", quoted(utf8), " is no UTF-8, or too long"});
         row_.text = points;
     }
-
 private:
     void* place(size_t entry, const Dtype& dtype, size_t count) const {
         if (entry >= spec_.observation.size()) misuse({"the observation has no entry ", entry});
@@ -1013,50 +791,34 @@ private:
             misuse({"entry ", entry, " has ", one.space.count(), " of ", one.space.dtype.str(), ", got ", count, " of ", dtype.str()});
         return row_.data.data() + one.offset;
     }
-    const Spec& spec_;
-    Row& row_;
+    const Spec& spec_; Row& row_;
 };
-
 // One env's action of one step: as many elements as the action space has, in the dtype that the trainer sends.
-class Action {
-public:
-    Action(const char* data, const Dtype& dtype, size_t size) : data_(data), dtype_(dtype), size_(size) {}
-    size_t size() const { return size_; }
-    bool is_float32() const { return dtype_.kind == 'f' && dtype_.size == 4; }
-    double operator[](size_t i) const { return load_real(place(i), dtype_); }
+struct Action {
+    const char* data; Dtype dtype; size_t size;
+    bool is_float32() const { return dtype.kind == 'f' && dtype.size == 4; }
+    double operator[](size_t i) const { return load_real(at(i), dtype); }
     // The element as an integer, rounded: what Discrete, MultiDiscrete and MultiBinary actions are.
     int64_t integer(size_t i) const {
         int64_t value = 0;
-        if (!load_integer(place(i), dtype_, value)) misuse({"element ", i, " of the action is no 64-bit integer"});
+        if (!load_integer(at(i), dtype, value)) misuse({"element ", i, " of the action is no 64-bit integer"});
         return value;
     }
-
-private:
-    const char* place(size_t i) const {
-        if (i >= size_) misuse({"the action has ", size_, " elements, none at ", i});
-        return data_ + i * dtype_.size;
+    const char* at(size_t i) const {
+        if (i >= size) misuse({"the action has ", size, " elements, none at ", i});
+        return data + i * dtype.size;
     }
-    const char* data_;
-    Dtype dtype_;
-    size_t size_;
 };
-
-// What a step brought, beside the observation.
-struct Step {
+struct Step {  // what a step brought, beside the observation
     double reward = 0;
     bool terminated = false;  // an end of the task itself
     bool truncated = false;   // a limit of time
     bool success = false;     // read where the episode ended
 };
-
 // An environment. Whatever it throws ends the client with EnvFailed.
 class Env {
 public:
-    Env() = default;
-    Env(const Env&) = delete;
-    Env& operator=(const Env&) = delete;
     virtual ~Env() = default;
-    // Say what it is.
     virtual Spec spec() const = 0;
     // Begin an episode and write its first observation. Without a seed the random stream runs on.
     virtual void reset(const Seed& seed, Observation& first) = 0;
@@ -1068,36 +830,26 @@ public:
 using Envs = std::vector<std::unique_ptr<Env>>;
 
 // === 12 The batch: the envs of a connection ==========================================================================
-
 class Batch {
 public:
     explicit Batch(Envs envs) : rows(envs.size()), envs_(std::move(envs)) {
-        if (envs_.empty()) misuse({"a client has one env at least"});
         string first;
         for (size_t i = 0; i < rows.size(); ++i) {
             if (envs_[i] == nullptr) misuse({"env ", i, " is null"});
-            spec = envs_[i]->spec();
             string described;
-            write_spec(described, 0);
-            if (i == 0) first = described;
-            if (described != first) misuse({"the envs of a client have one spec, env ", i, " has another than env 0"});
+            spec = envs_[i]->spec(); write_spec(described, 0);
+            if (i > 0 && described != first) misuse({"the envs of a client have one spec, env ", i, " has another than env 0"});
             size_t size = 8;
             for (Entry& one : spec.observation) one.offset = size, size += (one.space.bytes() + 7) / 8 * 8;
-            rows[i].data.resize(size);
-            rows[i].index = static_cast<int64_t>(i);
-            all.push_back(i);
+            first = described, rows[i].index = static_cast<int64_t>(i), rows[i].data.resize(size), all.push_back(i);
         }
+        if (rows.empty()) misuse({"a client has one env at least"});
     }
-
-    Spec spec;
-    std::vector<Row> rows;
+    Spec spec; std::vector<Row> rows;
     Rows all;  // 0 … n-1
     int64_t steps = 0;
-
-    // Begin an episode; the running one is forgotten.
-    void reset(size_t i, const Seed& seed, const Value* options = nullptr) {
-        drive(i, nullptr, seed, options);
-        rows[i].chunks = rows[i].length = 0, rows[i].ret = 0;
+    void reset(Row& row, const Seed& seed, const Value* options = nullptr) {
+        drive(row, nullptr, seed, options); row.chunks = row.length = 0, row.ret = 0;
     }
     // Run one chunk [H, n, *da] for some envs, step by step; an env's part of it ends with its episode.
     void step(const Value& action, const Rows& who) {
@@ -1110,16 +862,12 @@ public:
         for (size_t k = 0; k < horizon; ++k)
             for (const size_t i : who) {
                 if (rows[i].ended) continue;
-                const Action one(action.at((k * n + i) * width), action.dtype, width);
-                drive(i, &one, {}, nullptr);
-                ++rows[i].length, ++steps;
+                const Action one{action.at((k * n + i) * width), action.dtype, width};
+                drive(rows[i], &one, {}, nullptr); ++rows[i].length, ++steps;
             }
         for (const size_t i : who) rows[i].ret += rows[i].reward;
     }
-
-    // Write one column [m] of a message.
-    template <class T>
-    void column(Writer& out, const char* name, const Rows& who, T Row::*member) const {
+    template <class T> void column(Writer& out, const char* name, const Rows& who, T Row::*member) const {
         out.str(name).open_array(who.size() * sizeof(T));
         for (const size_t i : who) out.raw(&(rows[i].*member), sizeof(T));
         out.close_array(Dtype::of<T>(), {static_cast<int64_t>(who.size())});
@@ -1135,51 +883,37 @@ public:
                 if (one.space.is_text() || one.space.is_image() != images) continue;
                 out.str(one.name.empty() ? "obs" : one.name).open_array(who.size() * one.space.bytes());
                 for (const size_t i : who) out.raw(rows[i].data.data() + one.offset, one.space.bytes());
-                shape.resize(1);
-                shape.insert(shape.end(), one.space.shape.begin(), one.space.shape.end());
+                shape.resize(1), shape.insert(shape.end(), one.space.shape.begin(), one.space.shape.end());
                 out.close_array(one.space.dtype, shape);
             }
         }
         size_t width = 4;
         for (const size_t i : who) width = std::max(width, rows[i].text.size());
         out.str("text").open_array(who.size() * width);
-        for (const size_t i : who) {
-            string padded = rows[i].text;
-            padded.resize(width);
-            out.raw(padded.data(), width);
-        }
-        shape.resize(1);
-        out.close_array({Dtype::native(), 'U', static_cast<uint32_t>(width)}, shape);
+        for (const size_t i : who) out.raw((rows[i].text + string(width - rows[i].text.size(), '\0')).data(), width);
+        out.close_array({Dtype::native(), 'U', static_cast<uint32_t>(width)}, {static_cast<int64_t>(who.size())});
     }
     // Write the env-spec map as far as the envs know it; `others` is how many keys will follow.
     void write_spec(string& bytes, unsigned others) const {
-        const std::vector<Entry>& entries = spec.observation;
-        const bool bare = entries.size() == 1 && entries[0].name.empty();
+        const std::vector<Entry>& entries = spec.observation; const bool bare = entries.size() == 1 && entries[0].name.empty();
         bool good = !entries.empty() && !spec.action.is_text();
-        for (const Entry& one : entries) {
-            good = good && (bare || !one.name.empty());
-            for (const Entry* other = &one + 1; other != entries.data() + entries.size(); ++other)
-                good = good && one.name != other->name && !(one.space.is_text() && other->space.is_text());
-        }
+        for (const Entry& one : entries)
+            for (const Entry& other : entries)
+                good = good && (bare || !one.name.empty()) && (&one == &other || one.name != other.name) &&
+                       (&one == &other || !one.space.is_text() || !other.space.is_text());
         if (!good) misuse({"a spec has entries of different names, one text at most, and an action that is no text"});
         Writer out(bytes);
-        out.map(2U + others + !spec.env_id.empty() + (spec.max_episode_steps > 0));
-        out.str("observation_space");
+        out.map(2U + others + !spec.env_id.empty() + (spec.max_episode_steps > 0)), out.str("observation_space");
         if (!bare) out.map(2), out.str("type").str("Dict").str("spaces").map(entries.size());
-        for (const Entry& one : entries) {
-            if (!bare) out.str(one.name);
-            write_space(out, one.space);
-        }
+        for (const Entry& one : entries) write_space(bare ? out : out.str(one.name), one.space);
         write_space(out.str("action_space"), spec.action);
         if (!spec.env_id.empty()) out.str("env_id").str(spec.env_id);
         if (spec.max_episode_steps > 0) out.str("max_episode_steps").integer(spec.max_episode_steps);
     }
-
 private:
     static void write_space(Writer& out, const Space& space) {
         const bool discrete = space.numbers.size() == 2 && space.shape.empty();
-        out.map(space.is_box() ? 5 : space.is_text() ? 4 : discrete ? 3 : 2);
-        out.str("type").str(space.type);
+        out.map(space.is_box() ? 5 : space.is_text() ? 4 : discrete ? 3 : 2), out.str("type").str(space.type);
         if (space.is_text()) {
             out.str("min_length").integer(0), out.str("max_length").integer(space.numbers[0]), out.str("charset").str(space.low);
         } else if (discrete) {
@@ -1198,195 +932,149 @@ private:
             out.close_array(space.dtype, bound->size() == space.dtype.size ? Shape(1, 1) : space.shape);
         }
     }
-    // Step an env, or reset it if there is no action.
-    void drive(size_t i, const Action* action, const Seed& seed, const Value* options) {
-        Row& row = rows[i];
-        Observation observation(spec, row);
-        string what = cat({"env ", i, " failed in ", action != nullptr ? "step" : "reset", "(): "});
+    void drive(Row& row, const Action* action, const Seed& seed, const Value* options) {
+        Env& env = *envs_[static_cast<size_t>(row.index)]; Observation observation(spec, row);
+        const char* call = action != nullptr ? ") failed in step(): " : ") failed in reset(): ";
         try {
-            if (options != nullptr) envs_[i]->options(*options);
-            if (action == nullptr) return envs_[i]->reset(seed, observation);
-            const Step done = envs_[i]->step(*action, observation);
+            if (options != nullptr) env.options(*options);
+            if (action == nullptr) return env.reset(seed, observation);
+            const Step done = env.step(*action, observation);
             row.reward += done.reward, row.terminated = done.terminated, row.truncated = done.truncated;
             row.ended = done.terminated || done.truncated, row.success = row.ended && done.success;
         } catch (const std::exception& error) {
-            std::throw_with_nested(EnvFailed(what + error.what()));
+            std::throw_with_nested(EnvFailed(cat({"env ", row.index, " (", spec.env_id, call, error.what()})));
         } catch (...) {
-            std::throw_with_nested(EnvFailed(what + "it threw what is no std::exception"));
+            std::throw_with_nested(EnvFailed(cat({"env ", row.index, " (", spec.env_id, call, "it threw no std::exception"})));
         }
     }
-
     Envs envs_;
 };
 
 // === 13 The session: who may say what when [4] =======================================================================
-
 // One connection's state: bytes of the server in, messages for it out. There is no socket in here.
 class Session {
 public:
     enum class State : uint8_t { metadata, infer, action, feedback };  // what is due
-    // What an action asks of one env in place of a step.
-    struct Reset {
-        bool asked = false;
-        Seed seed;
-        const Value* options = nullptr;
-    };
-
-    explicit Session(size_t num_envs) : legal_(num_envs, '\0') {}
-
+    explicit Session(Batch& batch) : batch_(batch) { for (Row& row : batch_.rows) row.known = row.resetting = false; }
     State state() const { return state_; }
-    const Value& metadata() const { return metadata_; }           // its map `data`, or nil
-    const Value& action() const { return *action_; }              // [H, n, *da]
-    const std::vector<Reset>& resets() const { return resets_; }  // one per env
+    const Value& metadata() const { return metadata_; }  // its map `data`, or nil
+    const Value& action() const { return *action_; }     // [H, n, *da]; whom to reset instead stands in the rows
     bool offers(string_view feature) const {
         const Value* features = metadata_.find("features");
         for (size_t i = 0; features != nullptr && features->is(Kind::list) && i < features->items.size(); ++i)
             if (features->items[i].is(Kind::text) && features->items[i].text == feature) return true;
         return false;
     }
-
     // Take in one message of the server: metadata first, then an action for each infer.
     void receive(string_view bytes) {
-        Value message = decode(bytes);
-        const Value *type = message.find("message_type"), *data = message.find("data");
+        Value message = decode(bytes); const Value *type = message.find("message_type"), *data = message.find("data");
         const string name = type != nullptr && type->is(Kind::text) ? type->text : "nothing";
         if (name != "metadata" && name != "action" && name != "infer" && name != "feedback")
-            refuse("2", {"expected a map with the message_type metadata or action, got ", message.describe(), " of ", quoted(name)});
+            refuse("2", {message.describe(), " of the message_type ", quoted(name), ", expected metadata or action"});
         const char* due = state_ == State::metadata ? "metadata" : state_ == State::action ? "action" : "nothing";
         if (name != due) refuse("4.2", {name, " came, ", due, " was due"});
-        if (state_ == State::metadata) {
-            if (data != nullptr && !data->is(Kind::map)) refuse("5.1", {"metadata: data must be a map, got ", data->describe()});
-            if (data != nullptr) metadata_ = *data;
-            state_ = State::infer;
-        } else {
-            message_ = std::move(message);
-            read_action();
-            state_ = State::feedback;
-        }
+        const bool first = state_ == State::metadata;
+        if (first && data != nullptr && !data->is(Kind::map)) refuse("5.1", {"metadata: data is a map, not ", data->describe()});
+        if (first && data != nullptr) metadata_ = *data;
+        if (!first) message_ = std::move(message), read_action();
+        state_ = first ? State::infer : State::feedback;
     }
-
     // Write an infer for all envs [5.2]; with `reuse` it leaves out what the server has [10.1]. `env_spec` may be empty.
-    void infer(string& bytes, const Batch& batch, bool reuse, const string& env_spec) {
+    void infer(string& bytes, bool reuse, const string& env_spec) {
         if (state_ != State::infer) misuse({"an infer is not due"});
-        Rows unknown;
-        for (const size_t i : batch.all)
-            if (legal_[i] == 0) unknown.push_back(i);
-        reuse = reuse && unknown.size() < legal_.size() && offers("reuse-feedback-obs");
+        const Rows& all = batch_.all; Rows unknown;
+        for (const size_t i : all) if (!batch_.rows[i].known) unknown.push_back(i);
+        reuse = reuse && unknown.size() < all.size() && offers("reuse-feedback-obs");
         Writer out(bytes);
         out.map(4U + reuse + !env_spec.empty());
-        out.str("message_type").str("infer").str("data"), batch.observation(out, reuse ? unknown : batch.all);
-        batch.column(out, "env_indices", batch.all, &Row::index), batch.column(out, "step_ids", batch.all, &Row::chunks);
-        if (reuse) {
-            out.str("reuse").open_array(legal_.size()), out.raw(legal_.data(), legal_.size());
-            out.close_array(Dtype::of<bool>(), {static_cast<int64_t>(legal_.size())});
-        }
+        out.str("message_type").str("infer").str("data"), batch_.observation(out, reuse ? unknown : all);
+        batch_.column(out, "env_indices", all, &Row::index), batch_.column(out, "step_ids", all, &Row::chunks);
+        if (reuse) batch_.column(out, "reuse", all, &Row::known);
         if (!env_spec.empty()) out.str("env_spec").raw(env_spec.data(), env_spec.size());
         state_ = State::action;
     }
-
     // Write the feedback of the envs that were stepped [5.4].
-    void feedback(string& bytes, const Batch& batch, const Rows& who) {
+    void feedback(string& bytes, const Rows& who) {
         if (state_ != State::feedback) misuse({"a feedback is not due"});
         Writer out(bytes);
         out.map(4), out.str("message_type").str("feedback");
-        batch.column(out, "env_indices", who, &Row::index), batch.column(out, "step_ids", who, &Row::chunks);
-        out.str("data").map(5), out.str("obs"), batch.observation(out, who);
-        if (offers("env-spec")) {
-            batch.column(out, "rewards", who, &Row::reward);
-        } else {
-            out.str("rewards").open_array(4 * who.size());
-            for (const size_t i : who) {
-                const auto narrow = static_cast<float>(batch.rows[i].reward);
-                out.raw(&narrow, 4);
-            }
-            out.close_array(Dtype::of<float>(), {static_cast<int64_t>(who.size())});
+        batch_.column(out, "env_indices", who, &Row::index), batch_.column(out, "step_ids", who, &Row::chunks);
+        out.str("data").map(5), out.str("obs"), batch_.observation(out, who), out.str("rewards");
+        const bool wide = offers("env-spec");
+        out.open_array((wide ? 8 : 4) * who.size());
+        for (const size_t i : who) {
+            const auto narrow = static_cast<float>(batch_.rows[i].reward);
+            wide ? out.raw(&batch_.rows[i].reward, 8) : out.raw(&narrow, 4);
         }
-        batch.column(out, "terminated", who, &Row::terminated), batch.column(out, "truncated", who, &Row::truncated);
+        out.close_array(wide ? Dtype::of<double>() : Dtype::of<float>(), {static_cast<int64_t>(who.size())});
+        batch_.column(out, "terminated", who, &Row::terminated), batch_.column(out, "truncated", who, &Row::truncated);
         bool any = false;
-        for (const size_t i : who) any = any || batch.rows[i].ended, legal_[i] = !batch.rows[i].ended;
+        for (const size_t i : who) any = any || batch_.rows[i].ended, batch_.rows[i].known = !batch_.rows[i].ended;
         out.str("info").map(any ? 1 : 0);
         if (any) {
             out.str("episode").map(4);
-            batch.column(out, "r", who, &Row::ret), batch.column(out, "l", who, &Row::length);
-            batch.column(out, "s", who, &Row::success), batch.column(out, "mask", who, &Row::ended);
+            batch_.column(out, "r", who, &Row::ret), batch_.column(out, "l", who, &Row::length);
+            batch_.column(out, "s", who, &Row::success), batch_.column(out, "mask", who, &Row::ended);
         }
         state_ = State::infer;
     }
-
 private:
-    // Read names of envs: different ones, all of this connection.
     Rows names(const Value* value, const char* clause) const {
         if (value == nullptr || !value->is(Kind::array) || value->shape.size() != 1 || !value->dtype.is_int())
             refuse(clause, {"action: env_ids must be a 1-d int array, got ", value != nullptr ? value->describe() : "none"});
-        Rows found;
-        string seen(legal_.size(), '\0');
+        Rows found; string seen(batch_.rows.size(), '\0');
         for (size_t i = 0; i < value->count(); ++i) {
             const uint64_t name = load_bits(value->at(i), value->dtype);
-            if (name >= seen.size() || seen[name]++ != 0) refuse(clause, {"action: env_ids has an env that did not ask, or one twice"});
+            if (name >= seen.size() || seen[name]++ != 0) refuse(clause, {"action: env_ids has one who did not ask, or one twice"});
             found.push_back(static_cast<size_t>(name));
         }
         return found;
     }
     void read_action() {
-        const Value* data = message_.find("data");
-        const auto n = static_cast<int64_t>(legal_.size());
+        const Value *data = message_.find("data"), *horizon = metadata_.find("action_horizon"), *reset = message_.find("reset");
+        const auto n = static_cast<int64_t>(batch_.rows.size());
         action_ = data != nullptr ? data->find("action") : nullptr;
         if (action_ == nullptr || !action_->is(Kind::array) || action_->dtype.kind == 'U' || action_->shape.size() < 2 ||
             action_->shape[0] < 1 || action_->shape[1] != n)
             refuse("5.3", {"action: data.action must be a numeric array [H, ", n, ", *da] with H of at least 1, got ",
                            action_ != nullptr ? action_->describe() : "none"});
-        if (const Value* ids = data->find("env_ids")) {
-            const Rows order = names(ids, "5.3");
-            if (order.size() != legal_.size() || !std::is_sorted(order.begin(), order.end()))
-                refuse("5.3", {"action: env_ids are not the infer's env_indices, in their order"});
-        }
-        const Value *horizon = metadata_.find("action_horizon"), *reset = message_.find("reset");
+        if (const Value* ids = data->find("env_ids"); ids != nullptr && names(ids, "5.3") != batch_.all)
+            refuse("5.3", {"action: env_ids are not the infer's env_indices, in their order"});
         if (horizon != nullptr && horizon->is(Kind::integer) && action_->shape[0] > horizon->number)
             refuse("5.1", {"action: ", action_->shape[0], " steps, the metadata announced a horizon of ", horizon->number});
-        resets_.assign(legal_.size(), {});
+        for (Row& row : batch_.rows) row.resetting = false, row.seed.reset(), row.options = nullptr;
         if (reset != nullptr && !reset->is(Kind::nil)) read_resets(*reset);
     }
     void read_resets(const Value& reset) {
         const char* clause = "seeded-reset";
         if (!offers(clause)) refuse(clause, {"action: reset, but the metadata does not list seeded-reset"});
         const Rows who = names(reset.find("env_ids"), clause);
-        const Value *seeds = reset.find("seed"), *options = reset.find("options");
-        const bool ints = seeds != nullptr && seeds->is(Kind::array) && seeds->dtype.is_int() && seeds->shape.size() == 1;
-        for (const Value* given : {seeds, options})
-            if (given != nullptr && (given == seeds && ints ? given->count() : given->is(Kind::list) ? given->items.size() : who.size() + 1) != who.size())
-                refuse(clause, {"action: reset.seed and reset.options are lists of one item per env, got ", given->describe()});
+        const auto item = [&](const char* key, size_t at) -> Value {  // of a list, or of an int array
+            const Value* all = reset.find(key); int64_t number = 0;
+            if (all == nullptr) return {};
+            if (all->is(Kind::list) && all->items.size() == who.size()) return all->items[at];
+            if (!all->is(Kind::array) || !all->dtype.is_int() || all->shape.size() != 1 || all->count() != who.size())
+                refuse(clause, {"action: reset.", key, " must be a list of one item per env, got ", all->describe()});
+            return Value::of(load_integer(all->at(at), all->dtype, number) ? Kind::integer : Kind::natural, number);
+        };
         for (size_t at = 0; at < who.size(); ++at) {
-            Reset& one = resets_[who[at]];
-            one.asked = true;
-            legal_[who[at]] = 0;
-            Value seed = seeds != nullptr && !ints ? seeds->items[at] : Value();
-            if (ints) seed = Value::of(Kind::integer, load_integer(seeds->at(at), seeds->dtype, seed.number) ? seed.number : -1);
-            if (seed.is(Kind::natural) || (seed.is(Kind::integer) && seed.number >= 0)) one.seed = static_cast<uint64_t>(seed.number);
-            if (!one.seed && !seed.is(Kind::nil)) refuse(clause, {"action: a seed is an int of 0 or more, or nil, got ", seed.describe()});
-            if (options == nullptr || options->items[at].is(Kind::nil)) continue;
-            one.options = &options->items[at];
-            if (!one.options->is(Kind::map)) refuse(clause, {"action: options are maps or nil, got ", one.options->describe()});
+            Row& row = batch_.rows[who[at]];
+            row.resetting = true, row.known = false;
+            const Value seed = item("seed", at), options = item("options", at);
+            if (seed.is(Kind::natural) || (seed.is(Kind::integer) && seed.number >= 0)) row.seed = static_cast<uint64_t>(seed.number);
+            if (!row.seed && !seed.is(Kind::nil)) refuse(clause, {"action: a seed is nil or an int of 0 or more, not ", seed.describe()});
+            if (!options.is(Kind::map) && !options.is(Kind::nil)) refuse(clause, {"action: options are maps, not ", options.describe()});
+            if (options.is(Kind::map)) row.options = &reset.find("options")->items[at];
         }
     }
-
-    State state_ = State::metadata;
-    Value metadata_, message_;
-    const Value* action_ = nullptr;
-    std::vector<Reset> resets_;
-    string legal_;  // per env 1 if its last feedback may stand for its next observation [10.1], else 0
+    Batch& batch_; State state_ = State::metadata; Value metadata_, message_; const Value* action_ = nullptr;
 };
 
 // === 14 The client ===================================================================================================
-
-struct Episode {
-    double ret = 0;
-    int64_t length = 0;
-};
-
 struct Summary {
     int64_t episodes = 0, steps = 0, reconnects = 0;
     double total_return = 0;      // of all finished episodes
-    std::vector<Episode> recent;  // the last finished ones, 1000 at most, oldest first
+    std::vector<double> returns;  // of the last finished ones, 1000 at most, oldest first
     bool stopped = false;         // by Client::stop; otherwise the server said that the run is over [7.1]
 };
 
@@ -1396,8 +1084,7 @@ public:
         Url::parse(options_.url);
         for (const double seconds : {options_.connect_timeout, options_.ping_interval, options_.ping_timeout, options_.max_backoff})
             if (!(seconds >= 0 && seconds < 1e9)) misuse({"timeouts and intervals are seconds, 0 or more"});
-        for (const char c : options_.api_key)
-            if (c <= ' ' || c > '~') misuse({"api_key must be printable ASCII without spaces"});
+        for (const char c : options_.api_key) if (c <= ' ' || c > '~') misuse({"api_key must be printable ASCII without spaces"});
         batch_.write_spec(env_spec_, 5U + options_.rank.has_value());
         Writer out(env_spec_);
         out.str("num_envs").natural(batch_.all.size());
@@ -1406,122 +1093,91 @@ public:
         out.str("client").str(options_.client).str("client_version").str(options_.version);
         if (options_.rank) out.str("rank").natural(*options_.rank);
     }
-
     // End `run` soon, with close code 1000 [7.5]: from any thread, or from a signal handler. A step is waited for.
     void stop() noexcept { stop_.store(true); }
-    // What was done so far.
     const Summary& summary() const { return summary_; }
-
     // Serve until the server says that the run is over, or `stop` is called. A lost connection is made again, with
     // backoff; the episodes go on, and feedback that could not be delivered is dropped [7.6].
     // Throws EnvFailed, ConnectTimeout; HandshakeError for 401 and 403; ProtocolError for a text frame [7.4].
     const Summary& run() {
         const uint64_t first = options_.first_env.value_or(uint64_t{options_.rank.value_or(0)} * batch_.all.size());
-        for (const size_t i : batch_.all) batch_.reset(i, options_.seed ? Seed(*options_.seed + first + i) : Seed());
-        try {
-            for (string error; attempt(error);) pause(error);
-        } catch (const Stopped&) {
-            summary_.stopped = true;
-        }
+        for (Row& row : batch_.rows)
+            batch_.reset(row, options_.seed ? Seed(*options_.seed + first + static_cast<uint64_t>(row.index)) : Seed());
+        try { for (string error; attempt(error);) pause(error); }
+        catch (const Stopped&) { summary_.stopped = true; }
         return summary_;
     }
-
 private:
-    void log(bool warning, const string& text) const {
-        if (options_.log) options_.log(warning, text);
-    }
+    void log(bool warning, const string& text) const { if (options_.log) options_.log(warning, text); }
     double remaining_s() const {
         return options_.connect_timeout == 0 ? forever : std::max(0.0, options_.connect_timeout - without_server_s_);
     }
-    // Connect once and serve for as long as it lasts; true: come back, because of `error`.
+    // Connect once, serve for as long as it lasts, close as its end demands; true: come back, because of `error`.
     bool attempt(string& error) {
         if (stop_.load()) throw Stopped{};
         const double began = now_s();
         connected_at_ = 0;
-        bool again = true;
+        bool over = false;
+        Connection connection(options_, stop_);
         try {
-            Connection connection(options_, stop_);
-            connection.open(std::max(1.0, std::min(10.0, remaining_s())));
-            again = converse(connection, error);
-        } catch (const HandshakeError& refused) {
-            if (refused.status == 401 || refused.status == 403) throw;
-            error = refused.what();
-        }
-        if (connected_at_ == 0) without_server_s_ += now_s() - began;
-        else if (now_s() - connected_at_ >= std::max(5.0, options_.max_backoff)) tries_ = 0, without_server_s_ = 0;
-        summary_.reconnects += again && connected_at_ != 0;
-        return again;
-    }
-    // Run the exchange and close the connection as its end demands; true: come back.
-    bool converse(Connection& connection, string& error) {
-        try {
+            connection.open(began + std::max(1.0, std::min(10.0, remaining_s())));
             exchange(connection);
+        } catch (const HandshakeError& refused) {
+            if (refused.code == 401 || refused.code == 403) throw;
+            error = refused.what();
         } catch (const ConnectionClosed& closed) {
             connection.close(1000, "");
             if (stop_.load()) throw Stopped{};
-            error = cat({options_.url, ": ", closed.what()});
-            const bool over = closed.code == 1001 && closed.reason == "plugrl-server-stop";
-            if (over) log(batch_.steps == 0, cat({"the run is over", batch_.steps == 0 ? "; no step was taken, the server's log tells why" : ""}));
-            return !over;
+            error = cat({options_.url, ": ", closed.what()}); over = closed.code == 1001 && closed.detail == "plugrl-server-stop";
         } catch (const ProtocolError& broken) {
-            connection.close(broken.close_code, broken.what());
+            connection.close(broken.code, broken.what());
+            if (broken.detail == "7.4") throw;
             error = cat({options_.url, " broke the protocol: ", broken.what()});
-            if (broken.clause == "7.4") throw;
-            return true;
-        } catch (const Stopped&) {
-            connection.close(1000, "");
-            throw;
-        } catch (...) {
-            connection.close(1011, "env failed");
-            throw;
-        }
+        } catch (const Stopped&) { connection.close(1000, ""); throw; }
+        catch (...) { connection.close(1011, "env failed"); throw; }
+        if (connected_at_ == 0) without_server_s_ += now_s() - began;
+        else if (now_s() - connected_at_ >= std::max(5.0, options_.max_backoff)) tries_ = 0, without_server_s_ = 0;
+        summary_.reconnects += !over && connected_at_ != 0;
+        if (over) log(batch_.steps == 0, batch_.steps == 0 ? "the run is over; the server's log tells why so soon" : "the run is over");
+        return !over;
     }
     // Metadata, then infer, action, feedback for as long as the connection lasts: it returns only by throwing.
     [[noreturn]] void exchange(Connection& connection) {
-        Session session(batch_.all.size());
-        string out;
-        receive(connection, session, std::min(30.0, remaining_s()));
+        Session session(batch_); string out;
+        const auto receive = [&](double timeout_s) {
+            const Event event = connection.receive(timeout_s);
+            if (event.op == Op::text) refuse("7.4", {options_.url, " sent a text frame; is it a training server?"}, 1003);
+            session.receive(event.payload);
+        };
+        receive(std::min(30.0, remaining_s()));
         connected_at_ = now_s();
         const Value* server = session.metadata().find("server");
         log(false, cat({"connected to ", options_.url, ", server ", quoted(server != nullptr ? server->text : "unknown")}));
-        session.infer(out, batch_, options_.reuse, session.offers("env-spec") ? env_spec_ : "");
+        session.infer(out, options_.reuse, session.offers("env-spec") ? env_spec_ : "");
         for (Rows stepping;; stepping.clear()) {
             connection.queue(out), out.clear();
             if (stop_.load()) throw Stopped{};
             connection.flush();  // a feedback and the infer behind it in one send
-            receive(connection, session, forever);
-            for (const size_t i : batch_.all)
-                if (!session.resets()[i].asked) stepping.push_back(i);
-            batch_.step(session.action(), stepping);
-            summary_.steps = batch_.steps;
-            session.feedback(out, batch_, stepping);
+            receive(forever);
+            for (const size_t i : batch_.all) if (!batch_.rows[i].resetting) stepping.push_back(i);
+            batch_.step(session.action(), stepping); summary_.steps = batch_.steps; session.feedback(out, stepping);
             connection.queue(out), out.clear();
-            for (const size_t i : batch_.all) {
-                const Session::Reset& reset = session.resets()[i];
-                if (reset.asked) batch_.reset(i, reset.seed, reset.options);
-                else if (batch_.rows[i].ended) finish(i);
+            for (Row& row : batch_.rows) {
+                if (row.resetting) batch_.reset(row, row.seed, row.options);
+                if (row.resetting || !row.ended) continue;
+                if (summary_.returns.size() == 1000) summary_.returns.erase(summary_.returns.begin());
+                summary_.returns.push_back(row.ret), ++summary_.episodes, summary_.total_return += row.ret;
+                batch_.reset(row, Seed());
             }
-            session.infer(out, batch_, options_.reuse, "");
+            session.infer(out, options_.reuse, "");
         }
-    }
-    void receive(Connection& connection, Session& session, double timeout_s) const {
-        const Event event = connection.receive(timeout_s);
-        if (event.op == Op::text) refuse("7.4", {options_.url, " sent a text frame; is it a training server?"}, 1003);
-        session.receive(event.payload);
-    }
-    // Remember an episode that ended, and begin the next.
-    void finish(size_t i) {
-        if (summary_.recent.size() == 1000) summary_.recent.erase(summary_.recent.begin());
-        summary_.recent.push_back({batch_.rows[i].ret, batch_.rows[i].length});
-        ++summary_.episodes, summary_.total_return += batch_.rows[i].ret;
-        batch_.reset(i, Seed());
     }
     // Wait for the next try, longer from try to try and jittered, or give up.
     void pause(const string& error) {
         ++tries_;
         if (remaining_s() <= 0)
-            throw ConnectTimeout(cat({"no training server served this client at ", options_.url, " for ", static_cast<int>(without_server_s_),
-                                      " s (", tries_, " tries); the last one: ", error}));
+            throw ConnectTimeout(cat({"no training server at ", options_.url, " for ", static_cast<int>(without_server_s_), " s (", tries_,
+                                      " tries); the last one: ", error}));
         const double jitter = 0.5 + 0.5 * static_cast<double>(std::random_device()()) / 4294967296.0;
         const double longest = std::min(options_.max_backoff, 0.2 * std::ldexp(1.0, std::min(tries_ - 1, 60)));
         const double wait_s = std::min(remaining_s(), jitter * longest), until = now_s() + wait_s;
@@ -1533,17 +1189,9 @@ private:
         }
         without_server_s_ += wait_s;
     }
-
-    const Options options_;
-    Batch batch_;
-    string env_spec_;
-    Summary summary_;
-    std::atomic<bool> stop_{false};
-    int tries_ = 0;
-    double without_server_s_ = 0, connected_at_ = 0;
+    const Options options_; Batch batch_; string env_spec_; Summary summary_; std::atomic<bool> stop_{false};
+    int tries_ = 0; double without_server_s_ = 0, connected_at_ = 0;
 };
-
-// Serve these envs until the run is over.
 inline Summary run(const Options& options, Envs envs) { return Client(options, std::move(envs)).run(); }
 
 }  // namespace plugrl
