@@ -2,12 +2,15 @@
 #ifndef PLUGRL_COMMAND_LINE_HPP
 #define PLUGRL_COMMAND_LINE_HPP
 
+#include <algorithm>
+#include <cmath>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
+#include <cstring>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "plugrl_client.hpp"
 
@@ -15,98 +18,90 @@ namespace command_line {
 
 struct Arguments {
     plugrl::Options options;
-    long num_envs = 1;
-    long action_dim = 7;
-    bool quiet = false;
+    long num_envs = 1, action_dim = 7;
 };
+
+[[noreturn]] inline void fail(const char* option, const char* why) {
+    std::fprintf(stderr, "%s %s; docs/cpp-client.md lists the options\n", option, why);
+    std::exit(2);
+}
+inline void show(bool, const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); }
+inline void show_warning(bool warning, const std::string& text) {
+    if (warning) show(warning, text);
+}
 
 inline Arguments parse(int argc, char** argv) {
     Arguments found;
     plugrl::Options& options = found.options;
-    const auto fail = [argv](const std::string& why) {
-        std::fprintf(stderr,
-                     "%s: %s\nusage: %s [--url ws://host:port] [--num-envs N] [--seed N] [--rank N] [--api-key KEY] [--no-reuse]\n"
-                     "    [--connect-timeout S] [--ping-interval S] [--ping-timeout S] [--action-dim N] [--quiet]\n",
-                     argv[0], why.c_str(), argv[0]);
-        std::exit(2);
-    };
+    options.log = show;
     if (const char* key = std::getenv("PLUGRL_API_KEY")) options.api_key = key;
     for (int i = 1; i < argc; ++i) {
-        const std::string name = argv[i];
-        if (name == "--reuse" || name == "--no-reuse") {
-            options.reuse = name == "--reuse";
-        } else if (name == "--quiet") {
-            found.quiet = true;
-        } else if (i + 1 == argc) {
-            fail(name + " is unknown, or lacks its value");
+        const char* name = argv[i];
+        const auto is = [name](const char* other) { return std::strcmp(name, other) == 0; };
+        if (is("--no-reuse") || is("--reuse")) {
+            options.reuse = is("--reuse");
+        } else if (is("--quiet")) {
+            options.log = show_warning;
+        } else if (++i == argc) {
+            fail(name, "lacks its value");
+        } else if (is("--url")) {
+            options.url = argv[i];
+        } else if (is("--api-key")) {
+            options.api_key = argv[i];
         } else {
-            const char* value = argv[++i];
             char* end = nullptr;
-            errno = 0;
-            if (name == "--url") {
-                options.url = value;
-            } else if (name == "--api-key") {
-                options.api_key = value;
-            } else if (name == "--connect-timeout" || name == "--ping-interval" || name == "--ping-timeout") {
-                const double seconds = std::strtod(value, &end);
-                if (end == value || *end != '\0') fail(name + " takes seconds, not " + value);
-                (name == "--connect-timeout" ? options.connect_timeout : name == "--ping-interval" ? options.ping_interval : options.ping_timeout) = seconds;
-            } else {
-                const long number = std::strtol(value, &end, 10);
-                const long least = name == "--num-envs" || name == "--action-dim" ? 1 : 0;
-                if (end == value || *end != '\0' || errno != 0 || number < least) fail(name + " takes a whole number of at least " + std::to_string(least) + ", not " + value);
-                if (name == "--num-envs") found.num_envs = number;
-                else if (name == "--action-dim") found.action_dim = number;
-                else if (name == "--seed") options.seed = static_cast<std::uint64_t>(number);
-                else if (name == "--rank") options.rank = static_cast<std::uint32_t>(number);
-                else fail(name + " is unknown");
-            }
+            const double number = std::strtod(argv[i], &end);
+            const bool positive = is("--num-envs") || is("--action-dim"), whole = positive || is("--seed") || is("--rank");
+            if (end == argv[i] || *end != '\0' || !(number >= positive && number <= (is("--seed") ? 9e15 : 1e9))) fail(name, "is out of range");
+            if (whole && number != std::floor(number)) fail(name, "is no whole number");
+            if (is("--num-envs")) found.num_envs = static_cast<long>(number);
+            else if (is("--action-dim")) found.action_dim = static_cast<long>(number);
+            else if (is("--seed")) options.seed = static_cast<std::uint64_t>(number);
+            else if (is("--rank")) options.rank = static_cast<std::uint32_t>(number);
+            else if (is("--connect-timeout")) options.connect_timeout = number;
+            else if (is("--ping-interval")) options.ping_interval = number;
+            else if (is("--ping-timeout")) options.ping_timeout = number;
+            else fail(name, "is unknown");
         }
     }
     return found;
 }
 
-inline plugrl::Client*& running() {
-    static plugrl::Client* client = nullptr;
-    return client;
+// The client and the signal that it is to hear.
+inline plugrl::Client* running = nullptr;
+inline volatile std::sig_atomic_t received = 0;
+
+inline void stop(int signal) {
+    received = signal;
+    running->stop();
 }
 
 // Run the client; SIGINT and SIGTERM end it cleanly. Gives the exit status.
-inline int serve(Arguments arguments, std::vector<std::unique_ptr<plugrl::Env>> envs) {
-    static volatile std::sig_atomic_t received = 0;
-    const bool quiet = arguments.quiet;
-    arguments.options.log = [quiet](bool warning, const std::string& text) {
-        if (warning || !quiet) std::fprintf(stderr, "%s\n", text.c_str());
-    };
+inline int serve(plugrl::Options options, plugrl::Envs envs) {
+    int status = 0;
     try {
-        plugrl::Client client(arguments.options, std::move(envs));
-        running() = &client;
-        for (const int number : {SIGINT, SIGTERM}) {
-            std::signal(number, [](int caught) {
-                received = caught;
-                running()->stop();
-            });
-        }
-        int status = 0;
+        plugrl::Client client(std::move(options), std::move(envs));
+        running = &client;
+        for (const int number : {SIGINT, SIGTERM}) std::signal(number, stop);
         try {
             client.run();
-        } catch (const std::exception& error) {
-            std::fprintf(stderr, "%s\n", error.what());
+        } catch (const plugrl::Error& error) {
+            show(true, error.what());
             status = 1;
         }
         for (const int number : {SIGINT, SIGTERM}) std::signal(number, SIG_DFL);
         const plugrl::Summary& done = client.summary();
+        const std::size_t counted = std::min<std::size_t>(10, done.returns.size());
         double total = 0;
-        std::size_t counted = 0;
-        for (auto one = done.returns.rbegin(); one != done.returns.rend() && counted < 10; ++one, ++counted) total += *one;
+        for (std::size_t i = done.returns.size() - counted; i < done.returns.size(); ++i) total += done.returns[i];
         std::printf("steps=%lld episodes=%lld last_ten_mean=%.17g mean=%.17g reconnects=%lld\n", static_cast<long long>(done.steps),
                     static_cast<long long>(done.episodes), total / static_cast<double>(counted),
                     done.total_return / static_cast<double>(done.episodes), static_cast<long long>(done.reconnects));
-        return received != 0 ? 128 + received : status;
     } catch (const plugrl::UsageError& error) {
-        std::fprintf(stderr, "%s\n", error.what());
-        return 2;
+        show(true, error.what());
+        status = 2;
     }
+    return received != 0 ? 128 + received : status;
 }
 
 }  // namespace command_line

@@ -156,7 +156,7 @@ struct Dtype {
         const bool number = size > 0 && size < 10 && std::strchr(sizes, static_cast<int>('0' + size)) != nullptr;
         if (size > 0 && (number || (kind == 'U' && order != '|')) && (order == '<' || order == '>' || (order == '|' && size == 1)))
             return {order, kind, kind == 'U' ? 4 * size : size};
-        refuse("3", {"dtype ", quoted(typestr), " is refused: expected <, > or |, a kind of b, i, u, f, U, and a size"});
+        refuse("3", {"dtype ", quoted(typestr), " is refused: expected such as <f4, |b1 or <U8"});
     }
     static char native() { const uint32_t probe = '<' | '>' << 24; return *reinterpret_cast<const char*>(&probe); }
     string str() const { const char name[] = {order, kind, '\0'}; return cat({name, kind == 'U' ? size / 4 : size}); }
@@ -169,9 +169,7 @@ inline uint64_t load_bits(const char* at, const Dtype& dtype) {
         bits = bits << 8 | static_cast<uint8_t>(at[dtype.order == '>' ? i : dtype.size - 1 - i]);
     return bits;
 }
-inline int64_t sign_extended(uint64_t bits, size_t bytes) {
-    return static_cast<int64_t>(bits << (64 - 8 * bytes)) >> (64 - 8 * bytes);
-}
+inline int64_t sign_extended(uint64_t bits, size_t bytes) { return static_cast<int64_t>(bits << (64 - 8 * bytes)) >> (64 - 8 * bytes); }
 // Read one number as a double: exact for every float, and for ints up to 2^53.
 inline double load_real(const char* at, const Dtype& dtype) {
     const uint64_t bits = load_bits(at, dtype);
@@ -200,6 +198,8 @@ inline bool load_integer(const char* at, const Dtype& dtype, int64_t& out) {
 enum class Kind : uint8_t { nil, boolean, integer, natural, real, text, bytes, list, map, array, scalar };
 // What msgpack carries, and arrays. Which members mean something depends on the kind.
 struct Value {
+    Value() = default; Value(const Value&) = default; Value(Value&&) noexcept = default; [[gnu::noinline]] ~Value() = default;
+    Value& operator=(Value&&) noexcept = default;
     Kind kind = Kind::nil;
     Dtype dtype;               // array, scalar
     int64_t number = 0;        // boolean, integer; natural (above 2^63 - 1): its bits
@@ -287,7 +287,7 @@ private:
     }
     // `wide` is the form with a length of 8 bits; lists and maps have none, theirs stands where it would be.
     void head(size_t count, unsigned fix, size_t fix_below, unsigned wide) {
-        if (count > 0xFFFFFFFF) misuse({"more than msgpack's 2^32 - 1 bytes or items"});
+        if (count > 0xFFFFFFFF) misuse({"more than 2^32 - 1 bytes or items"});
         if (count < fix_below) return byte(fix + static_cast<unsigned>(count));
         const unsigned log = count < 0x100 && wide < 0xDA ? 0 : count < 0x10000 ? 1 : 2;
         byte(wide + log), big_endian(count, 1U << log);
@@ -332,7 +332,7 @@ struct Reader {
         if (head >= 0xD9 && head <= 0xDB) return text(Kind::text, big_endian(1U << (head - 0xD9)));
         if (head == 0xDC || head == 0xDD) return list(big_endian(head == 0xDC ? 2 : 4), depth);
         if (head == 0xDE || head == 0xDF) return map(big_endian(head == 0xDE ? 2 : 4), depth);
-        refuse("3", {"byte ", head, " is no msgpack, or one of its ext types, which carry nothing here"});
+        refuse("3", {"byte ", head, " is no msgpack, or an ext type"});
     }
     Value text(Kind kind, uint64_t count) {
         Value found = Value::of(kind);
@@ -370,7 +370,7 @@ struct Reader {
             for (const Kind kind : {Kind::text, Kind::bytes})
                 if (found.find(mark, kind) != nullptr && found.find("data", kind) != nullptr &&
                     found.find(mark[0] == 'n' ? "type" : "dtype", kind) != nullptr)
-                    refuse("3", {"another numpy dialect: expected the bin keys __ndarray__, data, dtype, shape"});
+                    refuse("3", {"another numpy dialect, without bin keys"});
         return found;
     }
     // Check the keys that arrays and scalars have in common, and begin the value.
@@ -378,7 +378,7 @@ struct Reader {
         const Value *first = found.find(mark, Kind::bytes), *dtype = found.find("dtype", Kind::bytes);
         if (!first->is(Kind::boolean) || first->number == 0) refuse("3", {mark, " is not true"});
         if (found.items.size() != 2 * keys || found.find("data", Kind::bytes) == nullptr || dtype == nullptr)
-            refuse("3", {mark, ": a key is missing, or one is too many; expected data, dtype, and shape for an array"});
+            refuse("3", {mark, ": a key is missing, or too many"});
         if (!dtype->is(Kind::text) && !dtype->is(Kind::bytes)) refuse("3", {"a dtype is a str, not ", dtype->describe()});
         Value out = Value::of(kind);
         out.dtype = Dtype::parse(dtype->text);
@@ -388,7 +388,7 @@ struct Reader {
         Value out = marked(Kind::array, found, "__ndarray__", 4);
         const Value *shape = found.find("shape", Kind::bytes), *data = found.find("data", Kind::bytes);
         if (shape == nullptr || !shape->is(Kind::list) || shape->items.size() > 32 || !data->is(Kind::bytes))
-            refuse("3", {"an array has a bin for its data and a list of at most 32 ints for its shape"});
+            refuse("3", {"an array has bin data and at most 32 extents"});
         uint64_t product = out.dtype.size;  // as if no extent were 0: numpy cannot hold more either way
         bool empty = false;
         for (const Value& extent : shape->items) {
@@ -419,7 +419,7 @@ struct Reader {
             else good = value == std::trunc(value) && value < above && value >= (kind == 'i' ? -above : 0.0);
         }
         if (!good) refuse("3", {out.describe(), " of ", data.describe(), " that does not fit"});
-        out.items.assign(1, data);
+        out.items.push_back(data);
         return out;
     }
 };
@@ -474,15 +474,15 @@ public:
             const char* head = &buffer_[begin_]; const unsigned first = static_cast<uint8_t>(head[0]);
             const auto op = static_cast<Op>(first & 15); const bool fin = first >= 0x80, control = op >= Op::close;
             uint64_t size = static_cast<uint8_t>(head[1]);
-            if ((first & 0x70) != 0) refuse("1", {"a frame with reserved bits: no extension was agreed on"});
+            if ((first & 0x70) != 0) refuse("1", {"reserved bits"});
             if (size >= 0x80) refuse("1", {"a masked frame from a server"});
             if (op > Op::pong || (op > Op::binary && !control)) refuse("1", {"a frame with the opcode ", first & 15});
-            if (control && (!fin || size > 125)) refuse("1", {"a control frame that is fragmented or above 125 bytes"});
+            if (control && (!fin || size > 125)) refuse("1", {"a long or fragmented control frame"});
             const uint32_t wide = size < 126 ? 0 : size == 126 ? 2 : 8;
             if (end_ - begin_ < 2 + wide) return false;
             if (wide > 0) size = load_bits(head + 2, {'>', 'u', wide});
             if (!control && fragments_ != (op == Op::continuation))
-                refuse("1", {fragments_ ? "a new message inside a fragmented one" : "a continuation of nothing"});
+                refuse("1", {fragments_ ? "a message inside another" : "a continuation of nothing"});
             if (!control && size > max_ - message_.size()) refuse("1", {"a message above ", max_, " bytes"}, 1009);
             if (end_ - begin_ - 2 - wide < size) return false;
             event = {op, string_view(head + 2 + wide, static_cast<size_t>(size))}; begin_ += 2 + wide + event.payload.size();
@@ -522,7 +522,7 @@ struct Url {
     // Take ws://host[:port][/path] apart; an IPv6 address stands in brackets.
     static Url parse(const string& text) {
         const bool ascii = text.find_first_of("@# ") == string::npos && quoted(text) == "'" + text + "'";
-        if (text.compare(0, 6, "wss://") == 0) misuse({"url ", quoted(text), ": this client has no TLS; put a TLS proxy beside it"});
+        if (text.compare(0, 6, "wss://") == 0) misuse({"url ", quoted(text), ": there is no TLS here; put a proxy beside it"});
         if (!ascii || text.compare(0, 5, "ws://") != 0) misuse({"url must be like ws://host:port/path, not ", quoted(text)});
         const size_t slash = std::min(text.find_first_of("/?", 5), text.size());
         Url url{text.substr(5, slash - 5), "80", text.substr(slash)};
@@ -556,7 +556,7 @@ public:
             if (count >= 0) sent += static_cast<size_t>(count);
             if (count >= 0 || ended_) continue;
             if (stopping()) deadline = std::min(deadline, now_s() + last_send_s);
-            if (now_s() > deadline) end("the server does not read");
+            if (now_s() > deadline) end("it does not read");
             else if ((wait(POLLIN | POLLOUT, slice_s) & POLLIN) != 0) read();  // who writes first must not wait for us
         }
         out_.clear();
@@ -572,8 +572,8 @@ public:
             wait_for_bytes();
             const double now = now_s();
             if (now - pinged_at_ >= interval_s) pinged_at_ = now, write_frame(out_, Op::ping, "", random_()), flush();
-            if (now - std::max(since, heard_at_) > silence_s) end("the server was silent for too long");
-            if (now - since > timeout_s) end("no message came in time");
+            if (now - std::max(since, heard_at_) > silence_s) end("it was silent too long");
+            if (now - since > timeout_s) end("no message in time");
         }
     }
     // Close with a code, and wait for the server to do the same, for at most two seconds.
@@ -611,7 +611,7 @@ private:
         if (count > 0) {
             reader_.filled(static_cast<size_t>(count)), heard_at_ = now_s();
         } else if (count == 0 || !later()) {
-            if (how_.empty()) how_ = count == 0 ? "the server hung up without a close frame" : std::strerror(errno);
+            if (how_.empty()) how_ = count == 0 ? "no close frame came" : std::strerror(errno);
             ended_ = true;
         }
         return count > 0;
@@ -646,7 +646,7 @@ private:
         close_sent_ = true;
     }
     [[noreturn]] void fail(Pieces why, int status = 0) const {
-        throw HandshakeError(cat({"no connection with ", options_.url, ": ", cat(why)}), status);
+        throw HandshakeError(cat({"cannot reach ", options_.url, ": ", cat(why)}), status);
     }
     void dial(double deadline) {
         const string host = url_.host[0] == '[' ? url_.host.substr(1, url_.host.size() - 2) : url_.host;
@@ -665,7 +665,7 @@ private:
             }
             ended_ = status != 0;
         }
-        if (ended_) fail({std::strerror(status), "; is the training server running, and on this host and port?"});
+        if (ended_) fail({std::strerror(status), "; is a training server running there?"});
     }
     void set_option(int level, int option, int value) const { ::setsockopt(fd_, level, option, &value, sizeof value); }
     void set_options() const {  // those that the system does not have are passed over
@@ -685,23 +685,22 @@ private:
         for (flush(deadline); !reader_.head(head); read()) {
             if (stopping()) throw Stopped{};
             if (ended_) fail({"it ended during the handshake: ", how_});
-            if (head.size() > 1 << 16) fail({"it is no WebSocket server: its header has no end"});
-            if (now_s() > deadline) fail({"the handshake took too long; is it a training server, and free?"});
+            if (head.size() > 1 << 16) fail({"its header has no end"});
+            if (now_s() > deadline) fail({"the handshake took too long"});
             wait(POLLIN, std::min(slice_s, deadline - now_s()));
         }
         const string shown = quoted(head);
         const int status = head.size() > 12 && head.compare(0, 7, "HTTP/1.") == 0 ? std::atoi(head.c_str() + 9) : 0;
-        if (status == 401) fail({"HTTP status 401: it wants an api key, pass the api_key it was started with"}, status);
+        if (status == 401) fail({"HTTP status 401: it wants its api_key"}, status);
         if (status != 101) fail({"HTTP status ", status, ": it answers ", shown, "; is it a training server?"}, status);
-        head.erase(std::remove_if(head.begin(), head.end(), [](char c) { return c == ' ' || c == '\t'; }), head.end());
-        string small = head;  // without spaces; in small letters too
-        for (char& c : small) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
+        string tight, small;  // without spaces; in small letters too
+        for (const char c : head) if (c != ' ' && c != '\t') tight += c, small += c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
         const auto at = [&small](const char* text, size_t from = 0) { return small.find(text, from); };
         const size_t key = at("\r\nsec-websocket-accept:"), line = at("\r\nconnection:");
-        if (key == string::npos || head.compare(key + 23, 30, accept_of(base64(nonce)) + "\r\n") != 0 || line == string::npos ||
+        if (key == string::npos || tight.compare(key + 23, 30, accept_of(base64(nonce)) + "\r\n") != 0 || line == string::npos ||
             at("upgrade", line) > at("\r\n", line + 2) || at("\r\nupgrade:websocket\r\n") == string::npos ||
             at("\r\nsec-websocket-extensions:") != string::npos)
-            fail({"it is a broken WebSocket server: it answers ", shown});
+            fail({"it is no WebSocket server, it answers ", shown});
     }
     const Options& options_; const std::atomic<bool>* stop_; Url url_; FrameReader reader_;
     string out_, how_; std::random_device random_; double heard_at_ = 0, pinged_at_ = 0, expected_s_ = look_s;
@@ -731,7 +730,7 @@ template <class T> Space box(const Shape& shape, std::initializer_list<T> low, s
     space.low.assign(reinterpret_cast<const char*>(low.begin()), low.size() * sizeof(T));
     space.high.assign(reinterpret_cast<const char*>(high.begin()), high.size() * sizeof(T));
     for (const size_t given : {low.size(), high.size()})
-        if (given != 1 && given != space.count()) misuse({"box: a bound has one element, or all of the shape's"});
+        if (given != 1 && given != space.count()) misuse({"box: a bound has one element, or all"});
     return space;
 }
 template <class T> Space box(const Shape& shape, T low, T high) { return box<T>(shape, {low}, {high}); }
@@ -838,7 +837,7 @@ public:
             if (envs_[i] == nullptr) misuse({"env ", i, " is null"});
             string described;
             spec = envs_[i]->spec(); write_spec(described, 0);
-            if (i > 0 && described != first) misuse({"the envs of a client have one spec, env ", i, " has another than env 0"});
+            if (i > 0 && described != first) misuse({"the envs have one spec, but env ", i, " has another than env 0"});
             size_t size = 8;
             for (Entry& one : spec.observation) one.offset = size, size += (one.space.bytes() + 7) / 8 * 8;
             first = described, rows[i].index = static_cast<int64_t>(i), rows[i].data.resize(size), all.push_back(i);
@@ -857,7 +856,7 @@ public:
         if (action.count() != horizon * n * width) refuse("5.3", {action.describe(), ": one action has ", width, " elements"});
         int64_t whole = 0;
         for (size_t i = 0; !spec.action.is_box() && i < action.count(); ++i)
-            if (!load_integer(action.at(i), action.dtype, whole)) refuse("5.3", {"action: an element is no 64-bit integer"});
+            if (!load_integer(action.at(i), action.dtype, whole)) refuse("5.3", {"action: no 64-bit integer"});
         for (const size_t i : who) rows[i].ended = false, rows[i].reward = 0, ++rows[i].chunks;
         for (size_t k = 0; k < horizon; ++k)
             for (const size_t i : who) {
@@ -901,7 +900,7 @@ public:
             for (const Entry& other : entries)
                 good = good && (bare || !one.name.empty()) && (&one == &other || one.name != other.name) &&
                        (&one == &other || !one.space.is_text() || !other.space.is_text());
-        if (!good) misuse({"a spec has entries of different names, one text at most, and an action that is no text"});
+        if (!good) misuse({"a spec has entries of different names, at most one text, no text for action"});
         Writer out(bytes);
         out.map(2U + others + !spec.env_id.empty() + (spec.max_episode_steps > 0)), out.str("observation_space");
         if (!bare) out.map(2), out.str("type").str("Dict").str("spaces").map(entries.size());
@@ -944,7 +943,7 @@ private:
         } catch (const std::exception& error) {
             std::throw_with_nested(EnvFailed(cat({"env ", row.index, " (", spec.env_id, call, error.what()})));
         } catch (...) {
-            std::throw_with_nested(EnvFailed(cat({"env ", row.index, " (", spec.env_id, call, "it threw no std::exception"})));
+            std::throw_with_nested(EnvFailed(cat({"env ", row.index, " (", spec.env_id, call, "no std::exception"})));
         }
     }
     Envs envs_;
@@ -957,10 +956,13 @@ public:
     enum class State : uint8_t { metadata, infer, action, feedback };  // what is due
     explicit Session(Batch& batch) : batch_(batch) { for (Row& row : batch_.rows) row.known = row.resetting = false; }
     State state() const { return state_; }
-    const Value& metadata() const { return metadata_; }  // its map `data`, or nil
+    const Value* metadata(string_view key) const {  // the value of a key of its `data`; null if it is not known
+        const Value* data = metadata_.find("data");
+        return data != nullptr ? data->find(key) : nullptr;
+    }
     const Value& action() const { return *action_; }     // [H, n, *da]; whom to reset instead stands in the rows
     bool offers(string_view feature) const {
-        const Value* features = metadata_.find("features");
+        const Value* features = metadata("features");
         for (size_t i = 0; features != nullptr && features->is(Kind::list) && i < features->items.size(); ++i)
             if (features->items[i].is(Kind::text) && features->items[i].text == feature) return true;
         return false;
@@ -970,13 +972,13 @@ public:
         Value message = decode(bytes); const Value *type = message.find("message_type"), *data = message.find("data");
         const string name = type != nullptr && type->is(Kind::text) ? type->text : "nothing";
         if (name != "metadata" && name != "action" && name != "infer" && name != "feedback")
-            refuse("2", {message.describe(), " of the message_type ", quoted(name), ", expected metadata or action"});
+            refuse("2", {message.describe(), ", message_type ", quoted(name), ", expected metadata or action"});
         const char* due = state_ == State::metadata ? "metadata" : state_ == State::action ? "action" : "nothing";
         if (name != due) refuse("4.2", {name, " came, ", due, " was due"});
         const bool first = state_ == State::metadata;
         if (first && data != nullptr && !data->is(Kind::map)) refuse("5.1", {"metadata: data is a map, not ", data->describe()});
-        if (first && data != nullptr) metadata_ = *data;
-        if (!first) message_ = std::move(message), read_action();
+        (first ? metadata_ : message_) = std::move(message);
+        if (!first) read_action();
         state_ = first ? State::infer : State::feedback;
     }
     // Write an infer for all envs [5.2]; with `reuse` it leaves out what the server has [10.1]. `env_spec` may be empty.
@@ -1021,17 +1023,17 @@ public:
 private:
     Rows names(const Value* value, const char* clause) const {
         if (value == nullptr || !value->is(Kind::array) || value->shape.size() != 1 || !value->dtype.is_int())
-            refuse(clause, {"action: env_ids must be a 1-d int array, got ", value != nullptr ? value->describe() : "none"});
+            refuse(clause, {"action: env_ids is a 1-d int array, not ", value != nullptr ? value->describe() : "none"});
         Rows found; string seen(batch_.rows.size(), '\0');
         for (size_t i = 0; i < value->count(); ++i) {
             const uint64_t name = load_bits(value->at(i), value->dtype);
-            if (name >= seen.size() || seen[name]++ != 0) refuse(clause, {"action: env_ids has one who did not ask, or one twice"});
+            if (name >= seen.size() || seen[name]++ != 0) refuse(clause, {"action: env_ids has a stranger, or one twice"});
             found.push_back(static_cast<size_t>(name));
         }
         return found;
     }
     void read_action() {
-        const Value *data = message_.find("data"), *horizon = metadata_.find("action_horizon"), *reset = message_.find("reset");
+        const Value *data = message_.find("data"), *horizon = metadata("action_horizon"), *reset = message_.find("reset");
         const auto n = static_cast<int64_t>(batch_.rows.size());
         action_ = data != nullptr ? data->find("action") : nullptr;
         if (action_ == nullptr || !action_->is(Kind::array) || action_->dtype.kind == 'U' || action_->shape.size() < 2 ||
@@ -1039,15 +1041,15 @@ private:
             refuse("5.3", {"action: data.action must be a numeric array [H, ", n, ", *da] with H of at least 1, got ",
                            action_ != nullptr ? action_->describe() : "none"});
         if (const Value* ids = data->find("env_ids"); ids != nullptr && names(ids, "5.3") != batch_.all)
-            refuse("5.3", {"action: env_ids are not the infer's env_indices, in their order"});
+            refuse("5.3", {"action: env_ids are not those of the infer"});
         if (horizon != nullptr && horizon->is(Kind::integer) && action_->shape[0] > horizon->number)
-            refuse("5.1", {"action: ", action_->shape[0], " steps, the metadata announced a horizon of ", horizon->number});
+            refuse("5.1", {"action: ", action_->shape[0], " steps, but the horizon is ", horizon->number});
         for (Row& row : batch_.rows) row.resetting = false, row.seed.reset(), row.options = nullptr;
         if (reset != nullptr && !reset->is(Kind::nil)) read_resets(*reset);
     }
     void read_resets(const Value& reset) {
         const char* clause = "seeded-reset";
-        if (!offers(clause)) refuse(clause, {"action: reset, but the metadata does not list seeded-reset"});
+        if (!offers(clause)) refuse(clause, {"action: a reset, which was not offered"});
         const Rows who = names(reset.find("env_ids"), clause);
         const auto item = [&](const char* key, size_t at) -> Value {  // of a list, or of an int array
             const Value* all = reset.find(key); int64_t number = 0;
@@ -1062,7 +1064,7 @@ private:
             row.resetting = true, row.known = false;
             const Value seed = item("seed", at), options = item("options", at);
             if (seed.is(Kind::natural) || (seed.is(Kind::integer) && seed.number >= 0)) row.seed = static_cast<uint64_t>(seed.number);
-            if (!row.seed && !seed.is(Kind::nil)) refuse(clause, {"action: a seed is nil or an int of 0 or more, not ", seed.describe()});
+            if (!row.seed && !seed.is(Kind::nil)) refuse(clause, {"action: a seed is 0 or more, or nil, not ", seed.describe()});
             if (!options.is(Kind::map) && !options.is(Kind::nil)) refuse(clause, {"action: options are maps, not ", options.describe()});
             if (options.is(Kind::map)) row.options = &reset.find("options")->items[at];
         }
@@ -1080,11 +1082,11 @@ struct Summary {
 
 class Client {
 public:
-    Client(const Options& options, Envs envs) : options_(options), batch_(std::move(envs)) {
+    Client(Options options, Envs envs) : options_(std::move(options)), batch_(std::move(envs)) {
         Url::parse(options_.url);
         for (const double seconds : {options_.connect_timeout, options_.ping_interval, options_.ping_timeout, options_.max_backoff})
-            if (!(seconds >= 0 && seconds < 1e9)) misuse({"timeouts and intervals are seconds, 0 or more"});
-        for (const char c : options_.api_key) if (c <= ' ' || c > '~') misuse({"api_key must be printable ASCII without spaces"});
+            if (!(seconds >= 0 && seconds < 1e9)) misuse({"timeouts are seconds, 0 or more"});
+        for (const char c : options_.api_key) if (c <= ' ' || c > '~') misuse({"api_key is printable ASCII without spaces"});
         batch_.write_spec(env_spec_, 5U + options_.rank.has_value());
         Writer out(env_spec_);
         out.str("num_envs").natural(batch_.all.size());
@@ -1132,13 +1134,13 @@ private:
         } catch (const ProtocolError& broken) {
             connection.close(broken.code, broken.what());
             if (broken.detail == "7.4") throw;
-            error = cat({options_.url, " broke the protocol: ", broken.what()});
+            error = cat({options_.url, " broke a rule: ", broken.what()});
         } catch (const Stopped&) { connection.close(1000, ""); throw; }
         catch (...) { connection.close(1011, "env failed"); throw; }
         if (connected_at_ == 0) without_server_s_ += now_s() - began;
         else if (now_s() - connected_at_ >= std::max(5.0, options_.max_backoff)) tries_ = 0, without_server_s_ = 0;
         summary_.reconnects += !over && connected_at_ != 0;
-        if (over) log(batch_.steps == 0, batch_.steps == 0 ? "the run is over; the server's log tells why so soon" : "the run is over");
+        if (over) log(batch_.steps == 0, batch_.steps == 0 ? "the run is over so soon: see the server's log" : "the run is over");
         return !over;
     }
     // Metadata, then infer, action, feedback for as long as the connection lasts: it returns only by throwing.
@@ -1146,12 +1148,12 @@ private:
         Session session(batch_); string out;
         const auto receive = [&](double timeout_s) {
             const Event event = connection.receive(timeout_s);
-            if (event.op == Op::text) refuse("7.4", {options_.url, " sent a text frame; is it a training server?"}, 1003);
+            if (event.op == Op::text) refuse("7.4", {options_.url, " sent a text frame: no training server"}, 1003);
             session.receive(event.payload);
         };
         receive(std::min(30.0, remaining_s()));
         connected_at_ = now_s();
-        const Value* server = session.metadata().find("server");
+        const Value* server = session.metadata("server");
         log(false, cat({"connected to ", options_.url, ", server ", quoted(server != nullptr ? server->text : "unknown")}));
         session.infer(out, options_.reuse, session.offers("env-spec") ? env_spec_ : "");
         for (Rows stepping;; stepping.clear()) {
@@ -1176,7 +1178,7 @@ private:
     void pause(const string& error) {
         ++tries_;
         if (remaining_s() <= 0)
-            throw ConnectTimeout(cat({"no training server at ", options_.url, " for ", static_cast<int>(without_server_s_), " s (", tries_,
+            throw ConnectTimeout(cat({"no server at ", options_.url, " for ", static_cast<int>(without_server_s_), " s (", tries_,
                                       " tries); the last one: ", error}));
         const double jitter = 0.5 + 0.5 * static_cast<double>(std::random_device()()) / 4294967296.0;
         const double longest = std::min(options_.max_backoff, 0.2 * std::ldexp(1.0, std::min(tries_ - 1, 60)));
@@ -1192,7 +1194,7 @@ private:
     const Options options_; Batch batch_; string env_spec_; Summary summary_; std::atomic<bool> stop_{false};
     int tries_ = 0; double without_server_s_ = 0, connected_at_ = 0;
 };
-inline Summary run(const Options& options, Envs envs) { return Client(options, std::move(envs)).run(); }
+inline Summary run(Options options, Envs envs) { return Client(std::move(options), std::move(envs)).run(); }
 
 }  // namespace plugrl
 
