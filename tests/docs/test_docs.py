@@ -38,6 +38,7 @@ KNOWN = {
     "python": {"run", "after", "serve", "file"},
     "bash": {"run", "after", "beside", "serve", "make", "install"},
     "hex": {"vector"},
+    "cpp": {"build"},  # by tests/cpp
 }
 UNCHECKED = {"text", "json"}  # text is for people; json is parsed, and messages are looked up
 

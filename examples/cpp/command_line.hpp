@@ -1,0 +1,109 @@
+// The command line of the example programs: the options of plugrl-env-client, as far as they apply here.
+#ifndef PLUGRL_COMMAND_LINE_HPP
+#define PLUGRL_COMMAND_LINE_HPP
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "plugrl_client.hpp"
+
+namespace command_line {
+
+struct Arguments {
+    plugrl::Options options;
+    long num_envs = 1, action_dim = 7;
+};
+
+[[noreturn]] inline void fail(const char* option, const char* why) {
+    std::fprintf(stderr, "%s %s; docs/cpp-client.md lists the options\n", option, why);
+    std::exit(2);
+}
+inline void show(bool, const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); }
+inline void show_warning(bool warning, const std::string& text) {
+    if (warning) show(warning, text);
+}
+
+inline Arguments parse(int argc, char** argv) {
+    Arguments found;
+    plugrl::Options& options = found.options;
+    options.log = show;
+    if (const char* key = std::getenv("PLUGRL_API_KEY")) options.api_key = key;
+    for (int i = 1; i < argc; ++i) {
+        const char* name = argv[i];
+        const auto is = [name](const char* other) { return std::strcmp(name, other) == 0; };
+        if (is("--no-reuse") || is("--reuse")) {
+            options.reuse = is("--reuse");
+        } else if (is("--quiet")) {
+            options.log = show_warning;
+        } else if (++i == argc) {
+            fail(name, "lacks its value");
+        } else if (is("--url")) {
+            options.url = argv[i];
+        } else if (is("--api-key")) {
+            options.api_key = argv[i];
+        } else {
+            char* end = nullptr;
+            const double number = std::strtod(argv[i], &end);
+            const bool positive = is("--num-envs") || is("--action-dim"), whole = positive || is("--seed") || is("--rank");
+            if (end == argv[i] || *end != '\0' || !(number >= positive && number <= (is("--seed") ? 9e15 : 1e9))) fail(name, "is out of range");
+            if (whole && number != std::floor(number)) fail(name, "is no whole number");
+            if (is("--num-envs")) found.num_envs = static_cast<long>(number);
+            else if (is("--action-dim")) found.action_dim = static_cast<long>(number);
+            else if (is("--seed")) options.seed = static_cast<std::uint64_t>(number);
+            else if (is("--rank")) options.rank = static_cast<std::uint32_t>(number);
+            else if (is("--connect-timeout")) options.connect_timeout = number;
+            else if (is("--ping-interval")) options.ping_interval = number;
+            else if (is("--ping-timeout")) options.ping_timeout = number;
+            else fail(name, "is unknown");
+        }
+    }
+    return found;
+}
+
+// The client and the signal that it is to hear.
+inline plugrl::Client* running = nullptr;
+inline volatile std::sig_atomic_t received = 0;
+
+inline void stop(int signal) {
+    received = signal;
+    running->stop();
+}
+
+// Run the client; SIGINT and SIGTERM end it cleanly. Gives the exit status.
+inline int serve(plugrl::Options options, plugrl::Envs envs) {
+    int status = 0;
+    try {
+        plugrl::Client client(std::move(options), std::move(envs));
+        running = &client;
+        for (const int number : {SIGINT, SIGTERM}) std::signal(number, stop);
+        try {
+            client.run();
+        } catch (const plugrl::Error& error) {
+            show(true, error.what());
+            status = 1;
+        }
+        for (const int number : {SIGINT, SIGTERM}) std::signal(number, SIG_DFL);
+        const plugrl::Summary& done = client.summary();
+        const std::size_t counted = std::min<std::size_t>(10, done.returns.size());
+        double total = 0;
+        for (std::size_t i = done.returns.size() - counted; i < done.returns.size(); ++i) total += done.returns[i];
+        std::printf("steps=%lld episodes=%lld last_ten_mean=%.17g mean=%.17g reconnects=%lld\n", static_cast<long long>(done.steps),
+                    static_cast<long long>(done.episodes), total / static_cast<double>(counted),
+                    done.total_return / static_cast<double>(done.episodes), static_cast<long long>(done.reconnects));
+    } catch (const plugrl::UsageError& error) {
+        show(true, error.what());
+        status = 2;
+    }
+    return received != 0 ? 128 + received : status;
+}
+
+}  // namespace command_line
+
+#endif

@@ -1,0 +1,124 @@
+"""The header's codec, session and frames against the golden vectors, the malformed corpus and mutants of both."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+HERE = Path(__file__).resolve().parent
+VECTORS = HERE.parent / "vectors"
+MANIFEST: dict[str, list[dict[str, Any]]] = json.loads((VECTORS / "manifest.json").read_text(encoding="utf-8"))
+GOOD, MALFORMED, SEQUENCES = MANIFEST["good"], MANIFEST["malformed"], MANIFEST["sequences"]
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+MUTANTS, SEED = 100_000, 20_240_917
+OF_CLIENTS = ("malformed/infer_", "malformed/feedback_")
+
+
+@pytest.fixture(scope="module")
+def wire(build: Callable[..., Path]) -> Path:
+    return build(HERE / "wire.cpp", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror")
+
+
+@pytest.fixture(scope="module")
+def sanitized(build: Callable[..., Path]) -> Path:
+    return build(HERE / "wire.cpp", "-O1", "-g", *SANITIZERS, name="wire-sanitized")
+
+
+def lines(program: Path, *arguments: str) -> list[str]:
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+def paths(entries: Sequence[dict[str, Any]]) -> list[str]:
+    return [str(VECTORS / entry["file"]) for entry in entries]
+
+
+def plain(value: Any) -> Any:
+    """Bring the manifest's content and the program's into one form: types beside values, no fill, no text."""
+    if isinstance(value, dict):
+        if "$array" in value:
+            array = value["$array"]
+            items = array.get("values")
+            if items is None:
+                count = 1
+                for extent in array["shape"]:
+                    count *= extent
+                items = [array["fill"]] * count
+            if array["dtype"][1] == "U":
+                items = [_points(item, int(array["dtype"][2:])) for item in items]
+            return "array", array["dtype"], array["shape"], [plain(item) for item in items]
+        if "$scalar" in value:
+            return "scalar", value["$scalar"]["dtype"], plain(value["$scalar"]["value"])
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return type(value).__name__, repr(value)  # so that 1 is not 1.0, and 0.0 not -0.0
+
+
+def _points(text: Any, length: int) -> list[int]:
+    return text if isinstance(text, list) else [ord(c) for c in text] + [0] * (length - len(text))
+
+
+@pytest.mark.timeout(400)
+def test_reads_what_is_good_and_writes_the_canonical_byte_for_byte(wire: Path) -> None:
+    found = [json.loads(line) for line in lines(wire, "dump", *paths(GOOD))]
+    assert {entry["file"] for entry, each in zip(GOOD, found, strict=True) if entry["canonical"] and not each["same"]} == set()
+    for entry, each in zip(GOOD, found, strict=True):
+        assert plain(each["content"]) == plain(entry["content"]), entry["file"]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("program", ["wire", "sanitized"])
+def test_refuses_the_malformed(program: str, request: pytest.FixtureRequest) -> None:
+    """The reader refuses what is no value, a client's session everything."""
+    answers = lines(request.getfixturevalue(program), "refuse", *paths(MALFORMED))
+    for entry, answer in zip(MALFORMED, answers, strict=True):
+        reader, first, later = answer.split()
+        if entry["error"] == "DecodeError":
+            assert (reader, first, later) == (entry["clause"],) * 3, entry["file"]
+        else:
+            assert reader == "none", entry["file"]
+            assert "none" not in {first, later}, entry["file"]
+            if not entry["file"].startswith(OF_CLIENTS):
+                assert entry["clause"] in {first, later}, entry["file"]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("sequence", SEQUENCES, ids=[sequence["what"] for sequence in SEQUENCES])
+def test_refuses_what_is_out_of_turn(sequence: dict[str, Any], wire: Path) -> None:
+    *before, last = sequence["steps"]
+    if last["from"] == "client":
+        pytest.skip("it is the server that refuses it")
+    said = [f"s:{VECTORS / step['file']}" if step["from"] == "server" else _kind(step["file"]) for step in (*before, last)]
+    assert lines(wire, "play", *said) == ["ok"] * len(before) + [sequence["clause"]]
+
+
+def _kind(file: str) -> str:
+    return Path(file).name.partition("_")[0]
+
+
+@pytest.mark.timeout(400)
+def test_frames(wire: Path) -> None:
+    assert lines(wire, "frames") == ["ok"]
+
+
+@pytest.mark.timeout(400)
+def test_frames_and_good_files_under_sanitizers(sanitized: Path) -> None:
+    assert lines(sanitized, "frames") == ["ok"]
+    assert len(lines(sanitized, "dump", *paths(GOOD))) == len(GOOD)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_mutants_under_sanitizers(sanitized: Path) -> None:
+    answer = lines(sanitized, "fuzz", str(MUTANTS), str(SEED), *paths([*GOOD, *MALFORMED]))
+    assert len(answer) == 1
+    assert answer[0].startswith(f"ok, {MUTANTS} mutants: "), answer
