@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from plugrl_bridges.errors import ClientLost, EncodeError, EnvPoisoned
+from plugrl_bridges.errors import ClientLost, EncodeError, EnvPoisoned, RaggedClientError
 from plugrl_bridges.server import report
 from plugrl_bridges.server.episodes import EpisodeCounter
 from plugrl_bridges.server.exchange import Exchange
@@ -154,14 +154,17 @@ class Lockstep:
                 self._poison = exc
                 raise
 
-    def send(self, actions: object) -> None:
+    def send(self, actions: object, idle: Array | None = None) -> None:
         """Send every slot its chunk; continue with `wait`.
 
         Args:
             actions: ``[num_envs, *shape]``, or ``[num_envs, H, *shape]`` with a horizon above 1.
+            idle: bool ``[num_envs]``: slots whose env, at the first observation of an episode, is to wait. A connection
+                of such envs alone is not answered; one that carries others too is asked to reset them once more.
 
         Raises:
             ValueError: for actions of a wrong shape or with NaN; nothing was sent then.
+            RaggedClientError: if an env is to wait whose client cannot let it; nothing was sent then.
             EnvPoisoned: before the first reset, after a step that failed, or on a closed environment.
         """
         self._check_usable()
@@ -171,11 +174,19 @@ class Lockstep:
             raise EnvPoisoned("a step is in flight already: call step_wait first")
         wire = self.action_layout.to_wire(actions, self.num_envs, self.options.action_horizon)
         with self._hub.lock:
+            waiting = (
+                {} if idle is None else {seat.peer.number: self._waiting(seat, idle) for seat in self._roster.sitting}
+            )
             try:
                 self._exchange.begin()
+                if idle is not None:
+                    self._exchange.keep(idle)
                 for seat in list(self._roster.sitting):
-                    if seat.held is None:  # else it took a lost slot since the last step: this action was not for it
-                        self._exchange.answer(seat, wire, None)
+                    request = waiting.get(seat.peer.number)
+                    if request is not None and len(request.env_ids) == len(seat.envs):
+                        seat.fed_back = False
+                    elif seat.held is None:  # else it took a lost slot since the last step: this action was not for it
+                        self._exchange.answer(seat, wire, request)
             except BaseException as exc:  # some have their action and some have not
                 self._poison = exc
                 raise
@@ -281,6 +292,18 @@ class Lockstep:
             idle = np.zeros((self.options.action_horizon, self.num_envs, *(layout.shape or (1,))), layout.dtype)
             self._exchange.answer(seat, idle, request)
         return True
+
+    def _waiting(self, seat: Seat, idle: Array) -> ResetRequest | None:
+        """Give the envs of a connection that are to wait, as a request to reset them; None if all are to be stepped."""
+        envs = [env for env, slot in zip(seat.envs, seat.slots, strict=True) if idle[slot]]
+        if not envs:
+            return None
+        if len(envs) < len(seat.envs) and SEEDED_RESET not in seat.features:
+            raise RaggedClientError(
+                f"envs {envs} of {seat.peer.address} are to wait while others of their connection step, but its client "
+                "does not know seeded-reset: use one env per connection"
+            )
+        return ResetRequest(np.array(envs, np.int64), (None,) * len(envs), (None,) * len(envs))
 
     def _say_what_cannot_be_reset(self, seat: Seat, *, seeded: bool, with_options: bool) -> None:
         who = f"the client of slots {report.slots_text(seat.slots)} at {seat.peer.address} does not know seeded-reset"

@@ -39,6 +39,7 @@ class StepResult:
         lengths: Env steps of the episodes that ended, where the client reports them and a chunk has several.
         lost: Slots whose client was lost since the step before, whatever became of the episode.
         cut_short: Slots of them whose episode ended for that, and whether their env took this step.
+        idle: Slots that were to wait in this step: their env took none, and their rows show what they showed before.
     """
 
     observations: list[Array]
@@ -51,3 +52,4 @@ class StepResult:
     lengths: dict[int, int]
     lost: tuple[int, ...]
     cut_short: dict[int, bool]
+    idle: tuple[int, ...] = ()
