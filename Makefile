@@ -11,9 +11,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
+# RLinf and what it brings agree with nobody: it has a place of its own.
+RLINF_VENV := .venv-rlinf
+RLINF_READY := $(RLINF_VENV)/.ready
+RLINF_PIP := $(RLINF_VENV)/bin/python -m pip --disable-pip-version-check
+
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(READY) ## Train on environments in another process, and see that nothing changed
@@ -26,6 +31,10 @@ test: export MKL_NUM_THREADS := 1
 test: export OPENBLAS_NUM_THREADS := 1
 test: $(READY) ## Run the tests
 	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+.PHONY: test-rlinf
+test-rlinf: $(RLINF_READY) ## Run the tests that need RLinf, in a virtual environment of their own
+	@$(RLINF_VENV)/bin/python -m pytest tests/rlinf $(ARGS)
 
 .PHONY: lint
 lint: $(READY) ## Check style and formatting
@@ -45,8 +54,8 @@ bench: $(READY) ## Measure what the boundary between the processes costs
 	@$(BIN)/python -m benchmarks.boundary $(ARGS)
 
 .PHONY: clean
-clean: ## Remove .venv, caches and build products
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## Remove .venv, .venv-rlinf, caches and build products
+	rm -rf $(VENV) $(RLINF_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and alone, so that no other requirement gets to choose its release. A .venv that is there and runs is
@@ -60,5 +69,18 @@ $(READY): pyproject.toml constraints.txt
 	@$(PIP) install -qq -c constraints.txt torch
 	@echo "    3/3 everything else"
 	@$(PIP) install -qq -c constraints.txt -e '.[demo,mujoco,atari]' --group dev
+	@touch $@
+	@echo "==> installed"
+
+# As docs/rlinf.md tells it, and the tools.
+$(RLINF_READY): pyproject.toml constraints-rlinf.txt
+	@echo "==> installing into $(RLINF_VENV): torch, RLinf and what it brings, 3 GB (first time: some minutes)"
+	@$(RLINF_VENV)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(RLINF_VENV)
+	@echo "    1/3 pip"
+	@$(RLINF_PIP) install -qq --upgrade 'pip>=25.1'
+	@echo "    2/3 torch"
+	@$(RLINF_PIP) install -qq -c constraints-rlinf.txt torch
+	@echo "    3/3 everything else"
+	@$(RLINF_PIP) install -qq -c constraints-rlinf.txt -e '.[rlinf]' pytest pytest-timeout psutil
 	@touch $@
 	@echo "==> installed"

@@ -2,8 +2,9 @@
 
 Its workers are killed, or exit without running what Python runs at its exit. Three ways remain, in this order:
 
-1. The driver closes the envs inside the workers once its runner returns, fails or is interrupted.
-2. A worker that gets SIGTERM closes its envs first: Ray ends them so when the driver of a local Ray goes.
+1. When its runner returns, fails or is interrupted, the driver leaves a word in Ray's store of keys. A thread in each
+   worker with open envs looks for it and closes them. (A call of the worker would wait until its rollout is over.)
+2. A worker that gets SIGTERM closes its envs first: Ray may end it so when the driver of a local Ray goes.
 3. After SIGKILL nothing of this runs. The system closes the sockets, and the clients give up by themselves.
 """
 
@@ -15,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,7 +34,10 @@ _RUNNERS = {
     "rlinf.runners.async_ppo_embodied_runner": "AsyncPPOEmbodiedRunner",
     "rlinf.runners.embodied_eval_runner": "EmbodiedEvalRunner",
 }
-_WORKERS_TIMEOUT_S = 15.0  # a worker that is in the middle of a rollout answers only after it
+_WORKERS_TIMEOUT_S = 20.0  # for all workers to have closed their envs
+_LOOK_EVERY_S = 0.5
+_OVER = "plugrl-bridges:over:"
+_CLOSED = "plugrl-bridges:closed:"
 
 
 class Closable(Protocol):
@@ -43,26 +48,48 @@ class Closable(Protocol):
 
 
 _OPEN: weakref.WeakSet[Closable] = weakref.WeakSet()
+_WATCH = threading.Lock()  # held by the thread that waits for the end of this process's run
 
 
 def remember(env: Closable) -> None:
     """Have an env of this process closed when the run ends; it is not kept alive by this."""
     _OPEN.add(env)
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized() and _WATCH.acquire(blocking=False):
+        threading.Thread(target=_watch, name="plugrl-end-of-run", daemon=True).start()
 
 
-def close_here(_worker: object = None) -> int:
-    """Close every env of this process; give how many there were. Ray calls it on a worker, hence the argument."""
-    envs = list(_OPEN)
-    for env in envs:
-        _close(env)
-    return len(envs)
+def close_here() -> None:
+    """Close every env of this process."""
+    for env in list(_OPEN):
+        try:
+            env.close()
+        except Exception:  # noqa: PERF203 - the others are to be closed all the same
+            logger.exception("%r could not be closed", env)
 
 
-def _close(env: Closable) -> None:
+def _watch() -> None:
+    """Close the envs of this process once the driver has said that the run is over; ends with the envs, or with Ray."""
+    from ray.experimental import internal_kv  # noqa: PLC0415 - only where Ray is
+
     try:
-        env.close()
-    except Exception:
-        logger.exception("%r could not be closed", env)
+        over = _key(_OVER)
+        while _OPEN:
+            if internal_kv._internal_kv_exists(over):
+                close_here()
+                internal_kv._internal_kv_put(_key(_CLOSED) + str(os.getpid()).encode(), b"1")
+                return
+            time.sleep(_LOOK_EVERY_S)
+    except Exception as exc:  # noqa: BLE001 - whatever Ray raises when it goes: SIGTERM or the system comes next
+        logger.debug("no longer waiting for the end of the run: %s", exc)
+    finally:
+        _WATCH.release()
+
+
+def _key(prefix: str) -> bytes:
+    """Name a key of this run: driver and workers have the same job, and no other run has it."""
+    import ray  # noqa: PLC0415 - only where Ray is
+
+    return f"{prefix}{ray.get_runtime_context().get_job_id()}:".encode()
 
 
 def close_in_workers(group: Any) -> None:  # noqa: ANN401 - RLinf has no types
@@ -72,19 +99,38 @@ def close_in_workers(group: Any) -> None:  # noqa: ANN401 - RLinf has no types
         group: What ``EnvWorker.create_group(cfg).launch(...)`` returned.
     """
     import ray  # noqa: PLC0415 - only the driver needs it here
+    from ray.experimental import internal_kv  # noqa: PLC0415
 
     if not ray.is_initialized():
         return
+    workers = len(group.worker_info_list)
+    deadline = time.monotonic() + _WORKERS_TIMEOUT_S
+    before = _deaf_to_failures()
     try:
-        # Every Ray actor has this method: it calls a function on the actor's object, in its process.
-        calls = [rank.worker.__ray_call__.remote(close_here) for rank in group.worker_info_list]
-        _, late = ray.wait(calls, num_returns=len(calls), timeout=_WORKERS_TIMEOUT_S)
+        internal_kv._internal_kv_put(_key(_OVER), b"1")
+        while (closed := len(internal_kv._internal_kv_list(_key(_CLOSED)))) < workers:
+            if time.monotonic() > deadline:
+                logger.warning(
+                    "%d of %d env workers did not close their envs within %.0f s", workers - closed, workers,
+                    _WORKERS_TIMEOUT_S,
+                )  # fmt: skip
+                return
+            time.sleep(_LOOK_EVERY_S / 5)
     except Exception as exc:  # noqa: BLE001 - whatever Ray's end raises: the run's own error counts
         logger.warning("the env workers could not be asked to close their envs: %s", exc)
-        return
-    if late:
-        logger.warning("%d of %d env workers did not close their envs within %.0f s", len(late), len(calls),
-                       _WORKERS_TIMEOUT_S)  # fmt: skip
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGUSR1, before)
+
+
+def _deaf_to_failures() -> Any:  # noqa: ANN401 - a handler
+    """Ignore the signal by which RLinf tells its driver that a worker failed, and give its handler.
+
+    A worker in the middle of a rollout fails when its env is closed; RLinf would then kill those that are not done.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGUSR1"):
+        return None
+    return signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def close_after_runs() -> None:

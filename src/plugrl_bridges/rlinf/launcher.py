@@ -33,6 +33,7 @@ _MODULE = "plugrl_bridges.rlinf"
 _EXTENSION = "RLINF_EXT_MODULE"
 _RAY_ADDRESS = "RAY_ADDRESS"
 _RAY_FOLDER = "RAY_TMPDIR"
+_INTERRUPTED = 130
 
 
 def main() -> None:
@@ -46,6 +47,9 @@ def main() -> None:
     own = _own_ray()
     try:
         hydra.main(version_base="1.3", config_path=None, config_name=DEFAULT_CONFIG)(train)()
+    except KeyboardInterrupt:
+        logger.warning("interrupted: the clients were told that the run is over")
+        raise SystemExit(_INTERRUPTED) from None
     finally:
         _end_ray()
         if own is not None:
