@@ -168,6 +168,8 @@ def test_a_killed_driver_leaves_no_client_beyond_its_bound_and_no_port(
         wait_for(driver.episodes, [driver])
         driver.process.kill()
         driver.process.wait()
-        assert client.process.wait(PATIENCE_S) == 1, client.text
+        client.process.wait(PATIENCE_S)
+        # Ray may find time to end its workers by SIGTERM, which tells the client; else it gives up after its 5 s.
+        assert ("says that the run is over" in client.text) == (client.process.returncode == 0), client.text
         wait_for(lambda: is_free(port), [])
         wait_for(lambda: not driver.processes(), [])
