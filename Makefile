@@ -16,6 +16,11 @@ OLD_BIN := $(OLD_VENV)/bin
 OLD_READY := $(OLD_VENV)/.ready
 OLD_PIP := $(OLD_BIN)/python -m pip --disable-pip-version-check
 
+# RLinf and what it brings agree with nobody: it has a place of its own.
+RLINF_VENV := .venv-rlinf
+RLINF_READY := $(RLINF_VENV)/.ready
+RLINF_PIP := $(RLINF_VENV)/bin/python -m pip --disable-pip-version-check
+
 .PHONY: help
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,7 +29,7 @@ help: ## List the targets
 demo: $(READY) ## Train on environments in another process, and see that nothing changed
 	@$(BIN)/python -m plugrl_bridges.demo
 
-.PHONY: test test-gym029
+.PHONY: test test-gym029 test-rlinf
 # One thread per process: the tests bring their own processes, and the arithmetic stays the same on every machine.
 test test-gym029: export OMP_NUM_THREADS := 1
 test test-gym029: export MKL_NUM_THREADS := 1
@@ -35,6 +40,9 @@ test: $(READY) ## Run the tests
 test-gym029: export EXPECTED_GYMNASIUM := 0.29.1
 test-gym029: $(OLD_READY) ## Run the tests of tests/gym029 with Gymnasium 0.29.1 and numpy 1.26
 	@$(OLD_BIN)/python -m pytest tests/gym029 $(ARGS)
+
+test-rlinf: $(RLINF_READY) ## Run the tests that need RLinf, in a virtual environment of their own
+	@$(RLINF_VENV)/bin/python -m pytest tests/rlinf $(ARGS)
 
 .PHONY: lint
 lint: $(READY) ## Check style and formatting
@@ -55,7 +63,7 @@ bench: $(READY) ## Measure what the boundary between the processes costs
 
 .PHONY: clean
 clean: ## Remove the virtual environments, caches and build products
-	rm -rf $(VENV) $(OLD_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLD_VENV) $(RLINF_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and alone, so that no other requirement gets to choose its release. A .venv that is there and runs is
@@ -85,5 +93,18 @@ $(OLD_READY): pyproject.toml constraints-gym029.txt
 	@$(OLD_PIP) install -qq --upgrade 'pip>=25.1'
 	@$(OLD_PIP) install -qq -c constraints-gym029.txt torch
 	@$(OLD_PIP) install -qq -c constraints-gym029.txt -e '.[cleanrl,mujoco]' pytest pytest-timeout
+	@touch $@
+	@echo "==> installed"
+
+# As docs/rlinf.md tells it, and the tools.
+$(RLINF_READY): pyproject.toml constraints-rlinf.txt
+	@echo "==> installing into $(RLINF_VENV): torch, RLinf and what it brings, 3 GB (first time: some minutes)"
+	@$(RLINF_VENV)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(RLINF_VENV)
+	@echo "    1/3 pip"
+	@$(RLINF_PIP) install -qq --upgrade 'pip>=25.1'
+	@echo "    2/3 torch"
+	@$(RLINF_PIP) install -qq -c constraints-rlinf.txt torch
+	@echo "    3/3 everything else"
+	@$(RLINF_PIP) install -qq -c constraints-rlinf.txt -e '.[rlinf]' pytest pytest-timeout psutil
 	@touch $@
 	@echo "==> installed"

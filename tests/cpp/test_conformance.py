@@ -71,7 +71,10 @@ def test_conforms(
 
 
 def test_text_frame_is_fatal(probe: Path) -> None:
-    with ForeignServer("answers in text").running() as server, running(probe, f"ws://127.0.0.1:{server.port}", status=1):
+    with (
+        ForeignServer("answers in text").running() as server,
+        running(probe, f"ws://127.0.0.1:{server.port}", status=1),
+    ):
         pass
 
 
@@ -105,10 +108,16 @@ def test_connects_over_ipv6(probe: Path) -> None:
 @pytest.mark.parametrize("key", ["open sesame".replace(" ", "-"), "wrong"])
 def test_api_key(key: str, probe: Path) -> None:
     server = PolicyServer(
-        lambda seen: np.zeros((len(seen["t"]), 2)), port=0, episodes=1, api_key="open-sesame", connect_timeout=PATIENCE_S
+        lambda seen: np.zeros((len(seen["t"]), 2)),
+        port=0,
+        episodes=1,
+        api_key="open-sesame",
+        connect_timeout=PATIENCE_S,
     )
     if key == "wrong":
-        done = subprocess.run([probe, "--url", server.url, "--api-key", key], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [probe, "--url", server.url, "--api-key", key], capture_output=True, text=True, check=False
+        )
         assert done.returncode == 1
         assert "401" in done.stderr
         server.close()

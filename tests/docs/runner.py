@@ -12,6 +12,7 @@ Keys of a directive (see ``markdown``). One of these says what is done with a bl
 - ``run`` (bash): each line must end with exit code 0, one after another, in the project's root.
 - ``file=NAME`` (python): it is a file that other blocks of the document use.
 - ``make``, ``install`` (bash): nothing is run; the target, or the extra, must exist.
+- ``rlinf`` (bash, yaml): ``make test-rlinf`` looks at it, see ``tests/rlinf/test_docs.py``.
 - ``vector=FILE`` (hex): it must be the bytes of this golden vector.
 
 And these change what is run, because a test has neither port 8000 nor minutes:

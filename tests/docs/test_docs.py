@@ -36,7 +36,8 @@ RUN = [
 ]
 KNOWN = {
     "python": {"run", "after", "serve", "file"},
-    "bash": {"run", "after", "beside", "serve", "make", "install"},
+    "bash": {"run", "after", "beside", "serve", "make", "install", "rlinf"},
+    "yaml": {"rlinf"},
     "hex": {"vector"},
     "cpp": {"build"},  # by tests/cpp
 }
@@ -73,13 +74,13 @@ def test_block_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_make_targets_exist() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     shown = {
         match
         for block in BLOCKS
         if "make" in block.directive
         for line in block.text.splitlines()
-        for match in re.findall(r"^make ?(\w*)", line)
+        for match in re.findall(r"^make ?([\w-]*)", line)
     }
     assert {"demo", "test"} <= shown
     assert shown - {""} <= targets

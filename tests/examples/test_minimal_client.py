@@ -87,7 +87,7 @@ def test_policy_server_serves_its_probe(horizon: int, dtype: Any) -> None:
 def test_bridge_steps_its_probe() -> None:
     options = {"observation_space": None, "action_space": ACTIONS, "num_envs": 3}
     with bridge(**options) as lockstep, client(lockstep.url, "--num-envs", "3"):
-        (action, time), _ = lockstep.reset()
+        action, time = lockstep.reset().observations
         assert (action.tolist(), time.tolist()) == ([[0, 0]] * 3, [[0]] * 3)
         for step in range(1, 16):
             lockstep.send(np.full((3, 2), step, np.float32))

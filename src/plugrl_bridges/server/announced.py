@@ -128,7 +128,9 @@ def _typed(spec: Mapping[str, Value], key: str, kind: type) -> Any:  # noqa: ANN
 def _unreset(spec: Mapping[str, Value], features: list[str]) -> bool:
     unreset = spec.get("unreset", False)
     if not isinstance(unreset, bool):
-        raise RemoteProtocolError(f"env_spec: unreset must be a bool, got {type(unreset).__name__}", clause="late-reset")
+        raise RemoteProtocolError(
+            f"env_spec: unreset must be a bool, got {type(unreset).__name__}", clause="late-reset"
+        )
     if unreset and SEEDED_RESET not in features:
         raise RemoteProtocolError(
             "env_spec: unreset needs seeded-reset among the features, or nobody could reset it", clause="late-reset"

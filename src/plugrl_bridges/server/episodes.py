@@ -48,11 +48,8 @@ class EpisodeCounter:
         self._steps += 1
         self._returns += step.rewards
         self._lengths += self._horizon
-        if step.idle:
-            self._lengths[list(step.idle)] -= self._horizon
-        for slot, stepped in step.cut_short.items():
-            if not stepped:
-                self._lengths[slot] -= self._horizon
+        for slot in {*step.idle, *(slot for slot, stepped in step.cut_short.items() if not stepped)}:
+            self._lengths[slot] -= self._horizon
         done = step.terminated | step.truncated
         if b"\x01" in done.tobytes():
             self._end(np.flatnonzero(done).tolist(), step)

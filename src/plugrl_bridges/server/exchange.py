@@ -219,6 +219,17 @@ class Exchange:
             ended={},
         )
 
+    def keep(self, idle: Array) -> None:
+        """Have the rows of slots that are not to be stepped show what they showed before.
+
+        Args:
+            idle: bool ``[num_envs]``.
+        """
+        step = self._open()
+        for array, last in zip(step.observations, self.last, strict=True):
+            array[idle] = last[idle]
+        step.idle = tuple(np.flatnonzero(idle).tolist())
+
     def prolong(self) -> None:
         """Give the open exchange its whole time once more, for seats that were taken since `begin`."""
         self._started = time.monotonic()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from gymnasium.error import ResetNeeded
 
-from plugrl_bridges.errors import ClientLost, EncodeError, EnvPoisoned
+from plugrl_bridges.errors import ClientLost, EncodeError, EnvPoisoned, RaggedClientError
 from plugrl_bridges.server import report
 from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.server.episodes import EpisodeCounter
@@ -22,6 +22,7 @@ from plugrl_bridges.server.exchange import Exchange
 from plugrl_bridges.server.greeting import greeting
 from plugrl_bridges.spaces import ActionLayout, ObservationLayout
 from plugrl_bridges.wire.codec import encode
+from plugrl_bridges.wire.messages import ResetRequest
 from plugrl_bridges.wire.session import ENV_SPEC, LATE_RESET, REUSE_FEEDBACK_OBS, SEEDED_RESET
 
 if TYPE_CHECKING:
@@ -165,15 +166,18 @@ class Lockstep:
                 self._poison = exc
                 raise
 
-    def send(self, actions: object) -> None:
+    def send(self, actions: object, idle: Array | None = None) -> None:
         """Send every slot its chunk; continue with `wait`.
 
         Args:
             actions: ``[num_envs, *shape]``, or ``[num_envs, H, *shape]`` with a horizon above 1.
+            idle: bool ``[num_envs]``: slots whose env, at the first observation of an episode, is to wait. A connection
+                of such envs alone is not answered; one that carries others too is asked to reset them once more.
 
         Raises:
             ValueError: for actions of a wrong shape or with NaN; nothing was sent then.
             gymnasium.error.ResetNeeded: in mode DISABLED, if an episode has ended; nothing was sent then.
+            RaggedClientError: if an env is to wait whose client cannot let it; nothing was sent then.
             EnvPoisoned: before the first reset, after a step that failed, or on a closed environment.
         """
         self._check_usable()
@@ -191,13 +195,21 @@ class Lockstep:
                 'reset them first, as by reset(options={"reset_mask": terminated | truncated})'
             )
         with self._hub.lock:
+            parted = (
+                {} if idle is None else {seat.peer.number: self._waiting(seat, idle) for seat in self._roster.sitting}
+            )
             try:
                 self._exchange.begin()
+                if idle is not None:
+                    self._exchange.keep(idle)
                 for seat in list(self._roster.sitting):
                     # One that took a lost slot since the last step was not meant by this action, and one whose next
                     # episode begins in this step sits it out: its infer stays unanswered until the next.
-                    if seat.held is None and not waiting.intersection(seat.slots):
-                        self._exchange.answer(seat, wire, None)
+                    request = parted.get(seat.peer.number)
+                    if request is not None and len(request.env_ids) == len(seat.envs):
+                        seat.fed_back = False
+                    elif seat.held is None and not waiting.intersection(seat.slots):
+                        self._exchange.answer(seat, wire, request)
             except BaseException as exc:  # some have their action and some have not
                 self._poison = exc
                 raise
@@ -342,6 +354,18 @@ class Lockstep:
             return seat.held is not None
         self._exchange.reset(seat, seeds, options)
         return True
+
+    def _waiting(self, seat: Seat, idle: Array) -> ResetRequest | None:
+        """Give the envs of a connection that are to wait, as a request to reset them; None if all are to be stepped."""
+        envs = [env for env, slot in zip(seat.envs, seat.slots, strict=True) if idle[slot]]
+        if not envs:
+            return None
+        if len(envs) < len(seat.envs) and SEEDED_RESET not in seat.features:
+            raise RaggedClientError(
+                f"envs {envs} of {seat.peer.address} are to wait while others of their connection step, but its client "
+                "does not know seeded-reset: use one env per connection"
+            )
+        return ResetRequest(np.array(envs, np.int64), (None,) * len(envs), (None,) * len(envs))
 
     def _say_what_cannot_be_reset(self, seat: Seat, *, seeded: bool, with_options: bool) -> None:
         who = f"the client of slots {report.slots_text(seat.slots)} at {seat.peer.address} does not know seeded-reset"

@@ -99,7 +99,8 @@ class StepResult:
         lengths: Env steps of the episodes that ended, where the client reports them and a chunk has several.
         lost: Slots whose client was lost since the step before, whatever became of the episode.
         cut_short: Slots of them whose episode ended for that, and whether their env took this step.
-        idle: Slots that took no step, since this result brings the first observation of their next episode.
+        idle: Slots that took no step: this result brings the first observation of their next episode, or they were to
+            wait, and their rows show what they showed before.
         ended: What was counted of the episodes that ended, per slot.
     """
 
