@@ -396,18 +396,8 @@ class Exchange:
         step.lost = tuple(sorted(self.roster.unreported))
         self.roster.unreported.clear()
         if self.upcoming is not None:
-            self._turn_episodes(step, self.upcoming)
+            self.upcoming.turn(step)
         return self._close(step)
-
-    def _turn_episodes(self, step: StepResult, upcoming: Upcoming) -> None:
-        """Begin the episodes that sat out this step, and keep back those that follow the ones it ended."""
-        idle = np.flatnonzero(upcoming.waiting).tolist()
-        lost = np.zeros_like(upcoming.waiting)
-        lost[list(step.lost)] = True
-        upcoming.forget(lost)  # another client's first observation is in that row
-        upcoming.begin([slot for slot in idle if slot not in step.lost], step)
-        step.idle = tuple(idle)
-        upcoming.defer(step)
 
     def finish_reset(self, slots: Collection[int], begun: Collection[int]) -> StepResult:
         """Close the result of a reset.
@@ -426,9 +416,7 @@ class Exchange:
                 self._take_held(seat, step)
         if self.upcoming is not None:
             self.upcoming.begin([slot for slot in begun if slot not in step.lost], step)
-            over = np.zeros_like(self.upcoming.waiting)
-            over[list(slots)] = True
-            self.upcoming.forget(over)
+            self.upcoming.forget(slots)
         return self._close(step)
 
     def _close(self, step: StepResult) -> StepResult:

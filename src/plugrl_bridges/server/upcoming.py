@@ -22,7 +22,9 @@ __all__ = ["Upcoming"]
 
 
 class Upcoming:
-    """Keep the first observations of episodes to come; `defer` them, and `begin` them when the trainer is to see them.
+    """Keep the first observations of episodes to come.
+
+    Call `turn` at the end of each step, and `begin` for what a reset hands over.
 
     Args:
         layout: Of one env's observation.
@@ -36,6 +38,14 @@ class Upcoming:
         self.waiting = np.zeros(num_envs, np.bool_)
         self._arrays = layout.allocate(num_envs)
         self._parts: list[InfoPart] = []
+
+    def turn(self, step: StepResult) -> None:
+        """Begin the episodes that sat out a step, and keep back those that follow the ones it ended."""
+        idle = np.flatnonzero(self.waiting).tolist()
+        self.forget(step.lost)  # another client's first observation is in that row
+        self.begin([slot for slot in idle if slot not in step.lost], step)
+        step.idle = tuple(idle)
+        self.defer(step)
 
     def defer(self, step: StepResult) -> None:
         """Keep the reset observations of a finished step, and put the terminal ones in their place."""
@@ -54,14 +64,21 @@ class Upcoming:
 
     def begin(self, slots: Iterable[int], step: StepResult) -> None:
         """Put the first observations and infos of these slots into a result."""
-        chosen = np.zeros_like(self.waiting)
-        chosen[list(slots)] = True
+        chosen = self._marked(slots)
         for array, kept in zip(step.observations, self._arrays, strict=True):
             array[chosen] = kept[chosen]
         step.reset_parts += [part.only(chosen) for part in self._parts]
-        self.forget(chosen)
+        self._drop(chosen)
 
-    def forget(self, slots: Array) -> None:
-        """Drop what is kept for slots, bool ``[num_envs]``."""
-        self.waiting &= ~slots
-        self._parts = [part for part in (part.only(~slots) for part in self._parts) if len(part.rows)]
+    def forget(self, slots: Iterable[int]) -> None:
+        """Drop what is kept for these slots."""
+        self._drop(self._marked(slots))
+
+    def _drop(self, chosen: Array) -> None:
+        self.waiting &= ~chosen
+        self._parts = [part for part in (part.only(~chosen) for part in self._parts) if len(part.rows)]
+
+    def _marked(self, slots: Iterable[int]) -> Array:
+        marked = np.zeros_like(self.waiting)
+        marked[list(slots)] = True
+        return marked
