@@ -176,7 +176,7 @@ ENVS: dict[str, Any] = {
     "Taxi": lambda: gym.make("Taxi-v4"),
     "FrozenLake": lambda: gym.make("FrozenLake-v1"),
 }
-# FrozenLake's info has an int after a reset and a float after a step: of both in one, Gymnasium's column cuts the float.
+# FrozenLake's info has an int after a reset and a float after a step: of both in one, Gymnasium cuts the float.
 CASES = [(name, AutoresetMode.SAME_STEP) for name in ENVS if name != "FrozenLake"]
 CASES += [(name, AutoresetMode.DISABLED) for name in ENVS]
 
