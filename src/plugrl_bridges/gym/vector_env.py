@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import gymnasium
@@ -23,7 +24,7 @@ from plugrl_bridges.server.options import BridgeOptions
 if TYPE_CHECKING:
     import os
     import ssl as ssl_module
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from gymnasium import spaces
 
@@ -213,11 +214,14 @@ class PlugRLVectorEnv(VectorEnv):  # its type parameters differ between Gymnasiu
         Raises:
             ValueError: for a mask of a wrong shape, without a true value, or that parts envs of one connection which
                 cannot be parted; for seeds that are too many or too few. Nothing was reset then.
+            TypeError: for options that are no dict.
             ConnectTimeout: if the clients did not come in time.
             StepTimeout: naming the slots that did not answer in time.
             ClientLost: if a client went away and none took its place.
         """
         self._connect()
+        if options is not None and not isinstance(options, Mapping):
+            raise TypeError(f"options must be a dict or None, got {type(options).__name__}")
         seeds = _seeds(seed, self.num_envs)
         given = None if options is None else {key: value for key, value in options.items() if key != _RESET_MASK}
         mask = None if options is None else _mask(options.get(_RESET_MASK), self.num_envs)
