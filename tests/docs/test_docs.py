@@ -123,8 +123,10 @@ def test_links_lead_somewhere(document: Path) -> None:
             assert anchor in anchors(path), f"{document.name}: {target}"
 
 
-def test_picture_is_small() -> None:
-    assert (DOCS / "img" / "learning_curve.png").stat().st_size < 100_000
+def test_pictures_are_small() -> None:
+    pictures = list((DOCS / "img").glob("*.png"))
+    assert pictures
+    assert all(picture.stat().st_size < 100_000 for picture in pictures)
 
 
 @each_document

@@ -6,9 +6,11 @@ import contextlib
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -46,6 +48,10 @@ class Driver:
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PLUGRL_", "RLINF_"))
         }
+        self._temporary = tempfile.mkdtemp(
+            prefix="p"
+        )  # short, and taken away here: a killed run leaves its Ray's folder
+        environment["TMPDIR"] = self._temporary
         environment.update({_MARK: self._mark, "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(_OBJECT_STORE_BYTES)})
         command = [sys.executable, "-m", "plugrl_bridges.rlinf", f"runner.logger.log_path={folder}", *overrides]
         # A shell that starts this in the background has SIGINT ignored, which is inherited; a handler is not.
@@ -68,6 +74,7 @@ class Driver:
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 process.kill()
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def interrupt(self) -> None:
         """Do what Ctrl-C does: every process of the terminal's foreground gets the signal."""
