@@ -120,6 +120,13 @@ class Columns:
             for path, entry in zip(self._paths, self.entries, strict=True)
         ]
 
+    def quick(self, value: Value) -> Sequence[Array]:
+        """Give what `values` gives; the value itself, where it is an array as the space says."""
+        lone = self._lone
+        if lone is not None and type(value) is np.ndarray and value.dtype == lone.dtype and value.shape == lone.shape:
+            return (value,)
+        return self.values(value)
+
     def batch(self, value: Value, rows: int) -> list[Array]:
         """Give the values of n envs, entry by entry, each ``[n, *shape]``.
 
@@ -192,7 +199,9 @@ class Columns:
         """
         try:
             entries = [
-                Column(str(each["name"]), tuple(map(int, each["shape"])), np.dtype(each["dtype"]), bool(each["digested"]))
+                Column(
+                    str(each["name"]), tuple(map(int, each["shape"])), np.dtype(each["dtype"]), bool(each["digested"])
+                )
                 for each in description
             ]
         except (KeyError, TypeError, ValueError) as exc:

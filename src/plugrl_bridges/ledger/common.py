@@ -144,6 +144,8 @@ def differing(columns: Columns, trainer: bytes, env: bytes) -> list[Cell]:
             if ours != theirs:
                 found.append(Cell(f"digest of {entry.name}", f"{int(ours):016x}", f"{int(theirs):016x}"))
             continue
+        if not ours.size:
+            continue
         bits = [np.frombuffer(each.tobytes(), np.uint8).reshape(each.size, -1) for each in (ours, theirs)]
         for flat in np.flatnonzero((bits[0] != bits[1]).any(axis=1)).tolist():
             index = np.unravel_index(flat, ours.shape)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from plugrl_bridges.errors import LedgerError
-from plugrl_bridges.ledger.common import Common, differing
+from plugrl_bridges.ledger.common import Cell, Common, differing
 from plugrl_bridges.ledger.format import Dialect, Flag, Side
 from plugrl_bridges.ledger.outcome import Comparison, Difference, HeatMap
 from plugrl_bridges.ledger.reader import LedgerReader
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Sequence
 
-    from plugrl_bridges.ledger.common import Cell
     from plugrl_bridges.ledger.reader import Event
     from plugrl_bridges.ledger.streams import EnvEvents
 
@@ -155,7 +154,7 @@ class _Pairing:
         while closed and (event := self._env.peek()) is not None:
             if not event.is_reset:
                 self._step += 1
-                self._report("step_count", vector_step, "step", None, "taken", 1)
+                self._report("step_count", vector_step, Cell("step", None, "made"))
             self._env.pop()
 
     def _advance(self) -> None:
@@ -209,19 +208,9 @@ class _Pairing:
             self._report_cells("reset_obs", ours, differing(self._observation, ours.observation, theirs.observation))
 
     def _pair_steps(self, ours: Event, theirs: Event) -> None:
-        """Compare two steps that differ, if they are the same step."""
-        for ahead in range(1, _AHEAD):
-            later_ours, later_theirs = self._later(ahead), self._env.peek(ahead)
-            if _same(later_ours, later_theirs):
-                break  # both go on alike
-            if _same(later_ours, theirs):
-                for _ in range(ahead):
-                    self._trainer_alone(self._trainer[0], missing=True)
-                return
-            if _same(ours, later_theirs):
-                for _ in range(ahead):
-                    self._env_alone(ours)
-                return
+        """Compare two steps that differ, unless one of both sides has a step that the other lacks."""
+        if self._skip_unpaired(ours, theirs):
+            return
         self._found.env_steps += 1
         self._count_trainer()
         self._env.pop()
@@ -229,15 +218,31 @@ class _Pairing:
             self._report_cells("action", ours, differing(self._action, ours.action, theirs.action))
         if ours.flags & Flag.NO_FINAL:
             cells = sum(int(np.prod(entry.shape)) for entry in self._observation.entries)
-            self._report("terminal_obs", ours.at, "terminal observation", None, "given", cells)
+            self._report("terminal_obs", ours.at, Cell("terminal observation", None, "given"), cells)
         elif ours.observation != theirs.observation:
             field = "terminal_obs" if ours.flags & _ENDS else "obs"
             self._report_cells(field, ours, differing(self._observation, ours.observation, theirs.observation))
         if not _same_reward(ours.reward, theirs.reward):
-            self._report("reward", ours.at, "reward", ours.reward, theirs.reward, 1)
+            self._report("reward", ours.at, Cell("reward", ours.reward, theirs.reward))
         for field, flag in (("terminated", Flag.TERMINATED), ("truncated", Flag.TRUNCATED)):
             if (ours.flags ^ theirs.flags) & flag:
-                self._report(field, ours.at, field, bool(ours.flags & flag), bool(theirs.flags & flag), 1)
+                self._report(field, ours.at, Cell(field, bool(ours.flags & flag), bool(theirs.flags & flag)))
+
+    def _skip_unpaired(self, ours: Event, theirs: Event) -> bool:
+        """Go on behind steps of one side alone, if both are alike there."""
+        for ahead in range(1, _AHEAD):
+            later_ours, later_theirs = self._later(ahead), self._env.peek(ahead)
+            if _same(later_ours, later_theirs):
+                return False  # both go on alike as they are
+            if _same(later_ours, theirs):
+                for _ in range(ahead):
+                    self._trainer_alone(self._trainer[0], missing=True)
+                return True
+            if _same(ours, later_theirs):
+                for _ in range(ahead):
+                    self._env_alone(ours)
+                return True
+        return False
 
     # Without a counterpart ----------------------------------------------------------------------------------------
 
@@ -269,18 +274,18 @@ class _Pairing:
         if not missing:
             self._found.not_compared += not ours.is_reset
         elif ours.is_reset:
-            self._report("reset_obs", ours.at, "reset", "made", None, 1)
+            self._report("reset_obs", ours.at, Cell("reset", "made", None))
         else:
-            self._report("step_count", ours.at, "step", "made", None, 1)
+            self._report("step_count", ours.at, Cell("step", "made", None))
 
     def _env_alone(self, ours: Event) -> None:
         """Go on behind an event that only the env has, before the trainer's ``ours``."""
         theirs = self._env.peek()
         self._env.pop()
         if theirs is not None and theirs.is_reset:
-            self._report("reset_obs", ours.at, "reset", None, "made", 1)
+            self._report("reset_obs", ours.at, Cell("reset", None, "made"))
         else:
-            self._report("step_count", ours.at, "step", None, "made", 1)
+            self._report("step_count", ours.at, Cell("step", None, "made"))
 
     def _rejoin(self) -> None:
         """Find what the trainer was given after the loss of a client: another episode, or the same going on."""
@@ -302,14 +307,11 @@ class _Pairing:
 
     def _report_cells(self, field: str, ours: Event, cells: Sequence[Cell]) -> None:
         first = cells[0]
-        self._report(field, ours.at, first.name, first.trainer, first.env, len(cells))
+        self._report(field, ours.at, first, len(cells))
 
-    def _report(self, field: str, vector_step: int, cell: str, trainer: Any, env: Any, cells: int) -> None:  # noqa: ANN401 - cells are of any type
-        self._found.add(
-            Difference(
-                self._env.slot, max(self._episode, 0), self._step, vector_step, field, cell, trainer, env, cells
-            )
-        )
+    def _report(self, field: str, vector_step: int, cell: Cell, cells: int = 1) -> None:
+        episode = max(self._episode, 0)
+        self._found.add(Difference(self._env.slot, episode, self._step, vector_step, field, *cell, cells))
 
 
 def _same(ours: Event | None, theirs: Event | None) -> bool:

@@ -5,9 +5,9 @@ Pure arithmetic on 32-bit words, quick in numpy over a batch of envs, and a few 
 - A step is a row of words ``w[0..W-1]``: flags, reward, the entries of the action, the entries of the observation that
   the step returned, each entry padded with zero bytes to whole words. Bytes are little-endian.
 - Flags: 1 terminated, 2 truncated, 4 reset. A reset has no action and no reward: these words are zero.
-- A float of any width, and the reward, is rounded to float32 (nearest, ties to even; beyond the largest: infinity) and is
-  one word; so a wire that carries float32 and one that carries float64 have the same digest. Everything else stands in
-  the dtype of its space: integers and bools as their bytes, text as UTF-32, padded with NUL to the longest allowed.
+- A float of any width, and the reward, is rounded to float32 (nearest, ties to even; beyond the largest: infinity) and
+  is one word; so a wire that carries float32 and one that carries float64 have the same digest. Everything else stands
+  in the dtype of its space: integers and bools as their bytes, text as UTF-32, padded with NUL to the longest allowed.
 - ``chain = chain * MULTIPLIER + key[0] * w[0] + … + key[W-1] * w[W-1]``, modulo 2**64. ``key[j]`` is the j-th output of
   SplitMix64 from state 0, with the lowest bit set. A reset begins the chain anew, from 0.
 
@@ -109,7 +109,9 @@ def sum_of_words(words: Array, first: int = 0) -> Array:
     Returns:
         uint64 ``[n]``.
     """
-    result: Array = np.einsum("ij,j->i", words, keys(first + words.shape[1])[first:])
+    own = keys(first + words.shape[1])[first:]
+    # Two ways to the same sums: numpy is quicker with one row where that is said to be one.
+    result: Array = np.einsum("j,j->", words[0], own)[None] if len(words) == 1 else np.einsum("ij,j->i", words, own)
     return result
 
 
@@ -144,11 +146,10 @@ class _Gathered:
                 own = self.words[:, place : place + _word_count(entry)].view(np.uint8)[:, : size * carried.itemsize]
                 column = own.view(carried)
             self.columns.append(column)
-        self.action_words = self.words[:, 2 : 2 + sum(_word_count(each) for each in actions)]
-        if any(place is None for place in places[: len(actions)]):
-            gathered = sum(_word_count(e) for e, p in zip(actions, places, strict=False) if p is not None)
-            self.action_words = self.words[:, 2 : 2 + gathered]
-        self.may_overflow = any(entry.dtype.kind == "f" and entry.dtype.itemsize > 4 for entry in entries)
+        gathered = zip(actions, places, strict=False)
+        self.action_words = self.words[
+            :, 2 : 2 + sum(_word_count(each) for each, place in gathered if place is not None)
+        ]
 
 
 class StepDigests:
@@ -258,18 +259,29 @@ class EnvDigest:
             None if column is None else column[0].reshape(entry.shape)
             for column, entry in zip(to.columns, entries, strict=True)
         ]
+        self._keys = to.keys
         self._entries = entries
+        self._taken = 0
         self._first = len(actions)
-        self._may_overflow = to.may_overflow
-        self._plain = None not in self._rows and not self._may_overflow
+        # Whether values may be put in place as they are: no entry that is summed alone, none that is rounded.
+        plain = [
+            row is not None and not (entry.dtype.kind == "f" and entry.dtype.itemsize > 4)
+            for row, entry in zip(self._rows, entries, strict=True)
+        ]
+        self._plain_action, self._plain_observation = all(plain[: self._first]), all(plain[self._first :])
 
-    def step(
-        self, actions: Sequence[Any], reward: float, terminated: bool, truncated: bool, observations: Sequence[Any]
-    ) -> int:
-        """Add one step.
+    def take(self, actions: Sequence[Any]) -> None:
+        """Take the action of a step, before the env may change it; call `give` next.
 
         Args:
-            actions: Per entry the value that the env took.
+            actions: Per entry the value that the env takes.
+        """
+        self._taken = self._put(0, actions, plain=self._plain_action)
+
+    def give(self, reward: float, terminated: bool, truncated: bool, observations: Sequence[Any]) -> int:
+        """Add the step whose action was taken.
+
+        Args:
             reward: As the env gave it.
             terminated: As the env gave it.
             truncated: As the env gave it.
@@ -278,16 +290,17 @@ class EnvDigest:
         Returns:
             The chain after the step.
         """
-        self._words[0] = (_TERMINATED if terminated else 0) | (_TRUNCATED if truncated else 0)
+        words = self._words
+        words[0] = (_TERMINATED if terminated else 0) | (_TRUNCATED if truncated else 0)
         if -3e38 < reward < 3e38:
             self._floats[1] = reward
         else:
             with np.errstate(over="ignore"):
                 self._floats[1] = np.float64(reward)
-        total = self._put(0, actions) + self._put(self._first, observations)
-        total += int(self._words.astype(np.uint64).dot(self._gathered.keys))
-        self.value = (self.value * MULTIPLIER + total) & _MASK
-        return self.value
+        total = self._taken + self._put(self._first, observations, plain=self._plain_observation)
+        total += int(words.astype(np.uint64).dot(self._keys))
+        self.value = value = (self.value * MULTIPLIER + total) & _MASK
+        return value
 
     def reset(self, observations: Sequence[Any]) -> int:
         """Begin the chain anew.
@@ -300,13 +313,13 @@ class EnvDigest:
         """
         self._words[0], self._words[1] = _RESET, 0
         self._gathered.action_words[:] = 0
-        total = self._put(self._first, observations)
-        self.value = (total + int(self._words.astype(np.uint64).dot(self._gathered.keys))) & _MASK
+        total = self._put(self._first, observations, plain=self._plain_observation)
+        self.value = (total + int(self._words.astype(np.uint64).dot(self._keys))) & _MASK
         return self.value
 
-    def _put(self, first: int, values: Sequence[Any]) -> int:
+    def _put(self, first: int, values: Sequence[Any], *, plain: bool) -> int:
         """Gather the small entries, and give the sum over the others."""
-        if self._plain:
+        if plain:
             for at, value in enumerate(values, first):
                 self._rows[at][...] = value  # type: ignore[index]
             return 0
@@ -318,7 +331,7 @@ class EnvDigest:
                     row[...] = value
                 else:
                     entry = self._entries[at]
-                    words = words_of(np.asarray(value)[None], entry)[0]
-                    own = keys((self._gathered.alone[at] or 0) + len(words))[-len(words) :]
-                    total += int(np.einsum("j,j->", words, own))
+                    total += int(
+                        sum_of_words(words_of(np.asarray(value)[None], entry), self._gathered.alone[at] or 0)[0]
+                    )
         return total

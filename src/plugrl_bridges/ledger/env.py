@@ -5,7 +5,6 @@ Works in any process that has the base install; ``vec_env`` and ``vector_env`` k
 
 from __future__ import annotations
 
-import os
 import struct
 import weakref
 import zlib
@@ -17,10 +16,13 @@ import numpy as np
 from plugrl_bridges.ledger.columns import Columns
 from plugrl_bridges.ledger.digest import EnvDigest
 from plugrl_bridges.ledger.format import FRAME, GUARD, HEAD, Dialect, Kind, Side
-from plugrl_bridges.ledger.writer import LedgerWriter, Subject, shared
+from plugrl_bridges.ledger.writer import Subject, shared
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
+
+    from plugrl_bridges.ledger.writer import LedgerWriter
 
 __all__ = ["LedgerEnv", "env_name"]
 
@@ -78,14 +80,12 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._joined = False
         self._digest = EnvDigest(self._action.entries, self._observation.entries) if digest else None
         self._path = path
-        self._subject = Subject(
-            Side.ENV, Dialect.GYMNASIUM, self._observation, self._action, 0, run, env_name(env)
-        )
-        self._writer: LedgerWriter | None = None
+        self._subject = Subject(Side.ENV, Dialect.GYMNASIUM, self._observation, self._action, 0, run, env_name(env))
         self._leave: Callable[[], object] = lambda: None
-        number = env_index.to_bytes(4, "little")
-        self._reset_head = HEAD.pack(Kind.RESET, 0, 0, 1) + number
-        self._step_head = HEAD.pack(Kind.STEP, 0, 0, 1) + number
+        self._write: Callable[[bytes], None] = lambda _: None
+        own = env_index.to_bytes(4, "little")
+        self._reset_head = HEAD.pack(Kind.RESET, 0, 0, 1) + own
+        self._step_head = HEAD.pack(Kind.STEP, 0, 0, 1) + own
         length = len(self._step_head) + self._action.width + _END.size + self._observation.width
         self._step_frame = FRAME.pack(length, length ^ GUARD, 0)[:8]
 
@@ -105,7 +105,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         returned = self.env.reset(seed=seed, options=options)
         observation = returned[0]
         if self._digest is not None:
-            self._digest.reset(self._observation.values(observation))
+            self._digest.reset(self._observation.quick(observation))
         if self._path is not None:
             if not self._joined:
                 self._join()
@@ -117,7 +117,9 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Step the env, and write down what it took and gave."""
         # Before the step: the env may change the array that it is given.
         taken = self._action.pack_one(action) if self._joined else b""
-        values = None if self._digest is None else [np.copy(each) for each in self._action.values(action)]
+        digest = self._digest
+        if digest is not None:
+            digest.take(self._action.quick(action))
         returned = self.env.step(action)
         observation, reward, terminated, truncated, _ = returned
         number = reward if type(reward) is float else float(np.asarray(reward).reshape(()))
@@ -125,8 +127,8 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             ending = _END.pack(number, (1 if terminated else 0) | (2 if truncated else 0))
             payload = b"".join((self._step_head, taken, ending, self._observation.pack_one(observation)))
             self._write(self._step_frame + zlib.crc32(payload).to_bytes(4, "little") + payload)
-        if self._digest is not None and values is not None:
-            self._digest.step(values, number, bool(terminated), bool(truncated), self._observation.values(observation))
+        if digest is not None:
+            digest.give(number, terminated, truncated, self._observation.quick(observation))
         return returned
 
     def _join(self) -> None:
@@ -134,14 +136,11 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             return
         writer = shared(self._path, self._subject, rank=self._rank)
         writer.begin([(self._rank, self._env_index)])
-        self._writer = writer
         self._write = writer.write
         self._joined = True
-        self._leave = weakref.finalize(self, _count_out, writer)
-        self._leave.atexit = False  # type: ignore[attr-defined]
-
-    def _write(self, record: bytes) -> None:
-        """Stand for the writer's, until there is one."""
+        leave = weakref.finalize(self, _count_out, writer)
+        leave.atexit = False
+        self._leave = leave
 
     def close(self) -> None:
         """Close the env; the last one of a file closes it, with the end mark."""

@@ -61,7 +61,7 @@ class Kind(enum.IntEnum):
     RESET = 2
     """Envs were reset: their numbers (int32, none if everybody), the columns of the observation."""
     STEP = 3
-    """Envs made a step: numbers, columns of the action, rewards (float64), flags (uint8), columns of the observation."""
+    """Envs made a step: numbers, columns of the action, rewards (float64), flags (uint8), and of the observation."""
     END = 4
     """The ledger was closed; nothing follows."""
 

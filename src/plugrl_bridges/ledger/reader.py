@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from plugrl_bridges.errors import LedgerError
-from plugrl_bridges.ledger.format import FRAME, FRAME_BYTES, GUARD, HEAD, HEAD_BYTES, MAGIC, MAX_HEADER_BYTES, Header, Kind
+from plugrl_bridges.ledger.format import (
+    FRAME,
+    FRAME_BYTES,
+    GUARD,
+    HEAD,
+    HEAD_BYTES,
+    MAGIC,
+    MAX_HEADER_BYTES,
+    Header,
+    Kind,
+)
 
 if TYPE_CHECKING:
     import os
@@ -181,9 +191,7 @@ class LedgerReader:
     def joined(self) -> list[tuple[int, int]]:
         """Give rank and number of the envs that wrote here, in the order in which they joined; reads the whole file."""
         return [
-            struct.unpack_from("<ii", payload, HEAD_BYTES)  # type: ignore[misc]
-            for kind, payload in self._payloads()
-            if kind == Kind.JOIN
+            struct.unpack_from("<ii", payload, HEAD_BYTES) for kind, payload in self._payloads() if kind == Kind.JOIN
         ]
 
     def records(self) -> Iterator[Record]:

@@ -35,9 +35,7 @@ class LedgerVecEnv(VecEnvWrapper):
         LedgerError: for a space that cannot be recorded; at the first reset, if the file cannot be made.
     """
 
-    def __init__(
-        self, venv: VecEnv, path: str | os.PathLike[str], *, run: str = "", full: bool = False
-    ) -> None:
+    def __init__(self, venv: VecEnv, path: str | os.PathLike[str], *, run: str = "", full: bool = False) -> None:
         super().__init__(venv)
         self._ledger = Recorder(
             path,

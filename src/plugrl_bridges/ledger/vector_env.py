@@ -51,9 +51,7 @@ class LedgerVectorEnv(_Wrapper):
         ValueError: for an unknown autoreset mode in the env's metadata.
     """
 
-    def __init__(
-        self, env: VectorEnv, path: str | os.PathLike[str], *, run: str = "", full: bool = False
-    ) -> None:
+    def __init__(self, env: VectorEnv, path: str | os.PathLike[str], *, run: str = "", full: bool = False) -> None:
         super().__init__(env)
         self._mode = _mode_of(env)
         self._ledger = Recorder(
@@ -74,7 +72,8 @@ class LedgerVectorEnv(_Wrapper):
         """Reset the envs, all or those of ``options["reset_mask"]``, and write down the observations."""
         mask = None if options is None else options.get("reset_mask")  # Gymnasium takes it out of the options
         rows = None if mask is None else np.flatnonzero(mask).tolist()
-        returned = self.env.reset(seed=seed, options=options)
+        env: Any = self.env  # Gymnasium's own signatures differ, and know no list of seeds
+        returned: tuple[Any, dict[str, Any]] = env.reset(seed=seed, options=options)
         self._ended[slice(None) if rows is None else rows] = False
         self._ledger.reset(self._ledger.observation.batch(returned[0], self._ledger.num_envs), rows)
         return returned
