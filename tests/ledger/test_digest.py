@@ -50,7 +50,7 @@ def test_one_env_is_digested_as_defined(case: Case) -> None:
 
 @each_case
 def test_a_batch_is_digested_as_its_envs(case: Case) -> None:
-    events = list(events_of(case))
+    events: list[Happening] = list(events_of(case))
     batch = StepDigests(3, case.action, case.observation)
     singles = [EnvDigest(case.action, case.observation) for _ in range(3)]
 
@@ -84,10 +84,12 @@ def test_a_batch_is_digested_as_its_envs(case: Case) -> None:
 def test_float32_and_float64_on_the_wire_are_the_same() -> None:
     wide = np.random.default_rng(0).normal(size=(2, 5))
     narrow = wide.astype(np.float32)
-    parts = [StepDigests(2, [Part(dtype, (1,))], [Part(dtype, (5,))]) for dtype in map(np.dtype, ("f8", "f4", "f8"))]
+    sent: list[Any] = [wide, narrow, narrow.astype(np.float64)]
+    dtypes = [np.dtype(name) for name in ("f8", "f4", "f8")]
+    parts = [StepDigests(2, [Part(dtype, (1,))], [Part(dtype, (5,))]) for dtype in dtypes]
     digests = [
         part.step([values[:, :1]], values[:, 0], np.zeros(2, bool), np.zeros(2, bool), [values]).tolist()
-        for part, values in zip(parts, (wide, narrow, narrow.astype(np.float64)), strict=True)
+        for part, values in zip(parts, sent, strict=True)
     ]
     assert digests[0] == digests[1] == digests[2]
 
@@ -114,7 +116,7 @@ def test_a_chain_that_differs_stays_so_until_the_reset() -> None:
     for _ in range(100):
         for digest in (left, right):
             digest.take([ones[:1]])
-            digest.give(1.0, False, False, [ones])  # noqa: FBT003 - as an env gives it
+            digest.give(1.0, False, False, [ones])
         assert left.value != right.value
     assert left.reset([ones]) == right.reset([ones])
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from plugrl_bridges.ledger.digest import EnvDigest, StepDigests
     from plugrl_bridges.ledger.env import LedgerEnv
     from plugrl_bridges.ledger.outcome import Comparison, Difference
-    from plugrl_bridges.ledger.reader import LedgerReader
+    from plugrl_bridges.ledger.reader import LedgerReader, RecordedEpisode
     from plugrl_bridges.ledger.vec_env import LedgerVecEnv
     from plugrl_bridges.ledger.vector_env import LedgerVectorEnv
 
@@ -30,6 +30,7 @@ __all__ = [
     "LedgerReader",
     "LedgerVecEnv",
     "LedgerVectorEnv",
+    "RecordedEpisode",
     "StepDigests",
     "compare",
 ]
@@ -42,6 +43,7 @@ _HOMES = {
     "LedgerReader": "reader",
     "LedgerVecEnv": "vec_env",
     "LedgerVectorEnv": "vector_env",
+    "RecordedEpisode": "reader",
     "StepDigests": "digest",
     "compare": "comparing",
 }

@@ -22,6 +22,7 @@ from plugrl_bridges.ledger.format import (
     HEAD_BYTES,
     MAGIC,
     MAX_HEADER_BYTES,
+    Flag,
     Header,
     Kind,
 )
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-__all__ = ["Event", "LedgerReader", "Record", "Tail"]
+__all__ = ["Event", "LedgerReader", "Record", "RecordedEpisode", "Tail"]
 
 _ZEROS_BYTES = 1 << 16
 
@@ -54,6 +55,24 @@ class Event(NamedTuple):
     reward: float
     action: bytes
     observation: bytes
+
+
+class RecordedEpisode(NamedTuple):
+    """Say how a finished episode went, by the rewards and flags that were recorded.
+
+    Attributes:
+        env: Number of the env, or the trainer's row.
+        ret: Sum of its rewards, in float64.
+        length: Its steps.
+        terminated: Whether it ended by itself.
+        truncated: Whether it was cut.
+    """
+
+    env: int
+    ret: float
+    length: int
+    terminated: bool
+    truncated: bool
 
 
 class Record(NamedTuple):
@@ -210,6 +229,23 @@ class LedgerReader:
             steps += record.kind is Kind.STEP
             at += FRAME_BYTES + len(payload)
             yield record
+
+    def episodes(self) -> Iterator[RecordedEpisode]:
+        """Give the finished episodes, in the order in which they ended: what any log of returns must agree with.
+
+        Raises:
+            LedgerError: as `records` does.
+        """
+        running: dict[int, tuple[float, int]] = {}
+        for record in self.records():
+            for env, event in zip(record.envs, record.events, strict=False):  # a join has no event
+                ret, length = (0.0, 0) if event.is_reset else running.get(env, (0.0, 0))
+                if not event.is_reset:
+                    ret, length = ret + event.reward, length + 1
+                running[env] = (ret, length)
+                if event.flags & (Flag.TERMINATED | Flag.TRUNCATED):
+                    flags = bool(event.flags & Flag.TERMINATED), bool(event.flags & Flag.TRUNCATED)
+                    yield RecordedEpisode(env, ret, length, *flags)
 
     def _record(self, kind: Kind, payload: bytes, steps: int) -> Record:
         _, everybody, _, m = HEAD.unpack_from(payload)
