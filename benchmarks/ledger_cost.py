@@ -7,6 +7,7 @@ that of the plain one, by 16.
     plain            DummyVecEnv
     env ledger       each env in a LedgerEnv
     env digest       each env in a LedgerEnv that writes nothing, but keeps the digest
+    shared digest    likewise, the envs sharing SharedDigests
     trainer ledger   the DummyVecEnv in a LedgerVecEnv
     trainer digest   the digests of the batch, from what the trainer sends and gets
 
@@ -32,7 +33,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from tqdm import tqdm
 
 from benchmarks.frames_env import FramesEnv
-from plugrl_bridges.ledger import LedgerEnv, LedgerVecEnv, StepDigests
+from plugrl_bridges.ledger import LedgerEnv, LedgerVecEnv, SharedDigests, StepDigests
 from plugrl_bridges.spaces import ObservationLayout
 
 if TYPE_CHECKING:
@@ -106,14 +107,18 @@ def measure(name: str, steps: int, folder: Path) -> dict[str, float]:
     plain = DummyVecEnv([make] * NUM_ENVS)
     with_ledger = DummyVecEnv([partial(ledger_env, at) for at in range(NUM_ENVS)])
     with_digest = DummyVecEnv([lambda: LedgerEnv(make(), None, digest=True)] * NUM_ENVS)
+    entries = LedgerEnv(make(), None).entries
+    shared = SharedDigests(NUM_ENVS, *entries)
+    with_shared = DummyVecEnv([partial(LedgerEnv, make(), None, digest=shared.row(at)) for at in range(NUM_ENVS)])
     trainer = LedgerVecEnv(DummyVecEnv([make] * NUM_ENVS), folder / "trainer.ledger")
     digested = DummyVecEnv([make] * NUM_ENVS)
-    for env in (plain, with_ledger, with_digest, trainer):
+    for env in (plain, with_ledger, with_digest, with_shared, trainer):
         env.reset()
     arms: dict[str, Callable[[Any], object]] = {
         "plain": plain.step,
         "env ledger": with_ledger.step,
         "env digest": with_digest.step,
+        "shared digest": lambda actions: (with_shared.step(actions), shared.values),
         "trainer ledger": trainer.step,
         "trainer digest": _digested(digested),
     }
@@ -126,7 +131,7 @@ def measure(name: str, steps: int, folder: Path) -> dict[str, float]:
                 started = time.perf_counter()
                 step(action)
                 times[arm].append(time.perf_counter() - started)
-    for env in (plain, with_ledger, with_digest, trainer, digested):
+    for env in (plain, with_ledger, with_digest, with_shared, trainer, digested):
         env.close()
     medians = {arm: float(np.median(values)) * 1e6 / NUM_ENVS for arm, values in times.items()}
     return {arm: value - (medians["plain"] if arm != "plain" else 0.0) for arm, value in medians.items()}

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from plugrl_bridges.ledger import LedgerEnv, SharedDigests
 from plugrl_bridges.ledger.digest import EnvDigest, StepDigests, keys, sum_of_words, words_of
-from tests.vectors.digests import CASES, Case, Happening, Part, chained, events_of, key, words_of_event
+from tests.ledger.envs import CountingEnv
+from tests.vectors.digest_cases import CASES, Case, Happening, Part, chained, events_of, key, words_of_event
 from tests.vectors.generate import HERE
 
 VECTORS = json.loads((HERE / "manifest.json").read_text(encoding="ascii"))["digests"]
@@ -126,3 +128,43 @@ def test_words_of_an_image_are_its_bytes() -> None:
     words = words_of(image, Part(image.dtype, (8, 8)))
     assert words.tobytes() == image.tobytes()
     assert struct.unpack("<I", image[0].tobytes()[:4])[0] == words[0, 0]
+
+
+@each_case
+def test_shared_rows_are_digested_as_single_envs(case: Case) -> None:
+    """Rows are stepped and reset in any order, and read now and then."""
+    shared, singles = (
+        SharedDigests(3, case.action, case.observation),
+        [EnvDigest(case.action, case.observation) for _ in range(3)],
+    )
+    rows = [shared.row(number) for number in range(3)]
+    events = list(events_of(case))
+    after_step = [0, 0, 0]
+    order = np.random.default_rng(0).integers(0, 3, 60).tolist()
+    places = [0, 0, 0]
+    for turn, number in enumerate(order):
+        event = events[places[number] % len(events)]
+        places[number] += 1
+        expected = give(singles[number], event)
+        if event.action is None:
+            rows[number].reset(event.observation)
+        else:
+            rows[number].take(event.action)
+            rows[number].give(event.reward, event.terminated, event.truncated, event.observation)
+            after_step[number] = expected
+        if turn % 4 == 0:
+            assert rows[number].value == expected
+            assert shared.values.tolist() == [single.value for single in singles]
+            assert shared.step_values.tolist() == after_step
+    assert shared.values.tolist() == [single.value for single in singles]
+
+
+def test_ledger_envs_share_their_digests() -> None:
+    plain = [LedgerEnv(CountingEnv(n), None, digest=True) for n in range(2)]
+    shared = SharedDigests(2, *plain[0].entries)
+    together = [LedgerEnv(CountingEnv(n), None, digest=shared.row(n)) for n in range(2)]
+    for env in (*plain, *together):
+        env.reset()
+        for step in range(4):
+            env.step(np.full(2, step, np.float32))
+    assert [env.digest for env in together] == [env.digest for env in plain] == shared.values.tolist()

@@ -26,7 +26,7 @@ from plugrl_bridges.wire.messages import (
     ResetRequest,
     to_bytes,
 )
-from tests.vectors.digests import CASES, events_of, words_of_event
+from tests.vectors.digest_cases import CASES, events_of, words_of_event
 
 HERE = Path(__file__).parent
 

@@ -19,18 +19,21 @@ if TYPE_CHECKING:
     from plugrl_bridges.ledger.env import LedgerEnv
     from plugrl_bridges.ledger.outcome import Comparison, Difference
     from plugrl_bridges.ledger.reader import LedgerReader, RecordedEpisode
+    from plugrl_bridges.ledger.shared import DigestRow, SharedDigests
     from plugrl_bridges.ledger.vec_env import LedgerVecEnv
     from plugrl_bridges.ledger.vector_env import LedgerVectorEnv
 
 __all__ = [
     "Comparison",
     "Difference",
+    "DigestRow",
     "EnvDigest",
     "LedgerEnv",
     "LedgerReader",
     "LedgerVecEnv",
     "LedgerVectorEnv",
     "RecordedEpisode",
+    "SharedDigests",
     "StepDigests",
     "compare",
 ]
@@ -38,12 +41,14 @@ __all__ = [
 _HOMES = {
     "Comparison": "outcome",
     "Difference": "outcome",
+    "DigestRow": "shared",
     "EnvDigest": "digest",
     "LedgerEnv": "env",
     "LedgerReader": "reader",
     "LedgerVecEnv": "vec_env",
     "LedgerVectorEnv": "vector_env",
     "RecordedEpisode": "reader",
+    "SharedDigests": "shared",
     "StepDigests": "digest",
     "compare": "comparing",
 }

@@ -192,16 +192,31 @@ class StepDigests:
         Returns:
             uint64 ``[n]``: the chains after the step.
         """
+        flags = np.add(truncated, truncated, dtype=np.uint8)
+        return self.step_with_flags(actions, rewards, np.add(flags, terminated, out=flags), observations)
+
+    def step_with_flags(
+        self,
+        actions: Sequence[Array],
+        rewards: Array | Sequence[float],
+        flags: Array | Sequence[int],
+        observations: Sequence[Array],
+    ) -> Array:
+        """Add one step of all envs, as `step` does.
+
+        Args:
+            actions: As of `step`.
+            rewards: As of `step`.
+            flags: ``[n]``: 1 for terminated, 2 for truncated, 3 for both.
+            observations: As of `step`.
+        """
         to = self._gathered
         with np.errstate(over="ignore", invalid="ignore"):
             to.rewards[:] = rewards
-            sums = self._sum(0, self._actions, actions)
-            np.copyto(to.flags, truncated, casting="unsafe")
-            np.add(to.flags, to.flags, out=to.flags)
-            np.add(to.flags, terminated, out=to.flags)
-            sums += self._sum(len(self._actions), self._observations, observations)
-            sums += np.einsum("ij,j->i", to.words, to.keys)
-            self.values = self.values * self._multiplier + sums
+            to.flags[:] = flags
+            alone = self._gather(0, self._actions, actions)
+            alone += self._gather(len(self._actions), self._observations, observations)
+            self.values = self.values * self._multiplier + np.einsum("ij,j->i", to.words, to.keys) + alone
         return self.values
 
     def reset(self, observations: Sequence[Array], rows: Sequence[int] | Array | None = None) -> Array:
@@ -219,24 +234,24 @@ class StepDigests:
             to.flags[:] = _RESET
             to.rewards[:] = 0.0
             to.action_words[:] = 0
-            sums = self._sum(len(self._actions), self._observations, observations)
-            sums += np.einsum("ij,j->i", to.words, to.keys)
+            alone = self._gather(len(self._actions), self._observations, observations)
+            sums = np.einsum("ij,j->i", to.words, to.keys) + alone
         values = self.values.copy()
         picked: Any = slice(None) if rows is None else np.asarray(rows)
         values[picked] = sums[picked]
         self.values = values
         return values
 
-    def _sum(self, first: int, entries: Sequence[Entry], arrays: Sequence[Array]) -> Array:
+    def _gather(self, first: int, entries: Sequence[Entry], arrays: Sequence[Array]) -> Array | np.uint64:
         """Gather the small entries, and give the sum over the others."""
         to = self._gathered
-        sums = np.zeros(len(self.values), np.uint64)
+        sums: Array | np.uint64 = np.uint64(0)
         for at, (entry, array) in enumerate(zip(entries, arrays, strict=True), first):
             column = to.columns[at]
             if column is not None:
                 column[:] = array.reshape(column.shape)
             else:
-                sums += sum_of_words(words_of(array, entry), to.alone[at] or 0)
+                sums = sums + sum_of_words(words_of(array, entry), to.alone[at] or 0)
         return sums
 
 

@@ -20,8 +20,10 @@ from plugrl_bridges.ledger.writer import Subject, shared
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from plugrl_bridges.ledger.columns import Column
+    from plugrl_bridges.ledger.shared import DigestRow
     from plugrl_bridges.ledger.writer import LedgerWriter
 
 __all__ = ["LedgerEnv", "env_name"]
@@ -51,7 +53,8 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         rank: Rank of the env client; envs are put in order by rank, then number, and env k is the trainer's row k.
         run: Identity of the run; if the trainer's ledger has one too, both must be the same.
         full: Record observations and actions of more than 1 KiB whole, not by their digest.
-        digest: Keep `digest`, the chained 64-bit digest of the steps, too.
+        digest: Keep `digest`, the chained 64-bit digest of the steps, too; a `DigestRow` shares the work with the other
+            envs of the process.
 
     Raises:
         LedgerError: for a space that cannot be recorded; at the first reset, if the file cannot be made.
@@ -67,7 +70,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         rank: int = 0,
         run: str = "",
         full: bool = False,
-        digest: bool = False,
+        digest: bool | DigestRow = False,
     ) -> None:
         super().__init__(env)
         for name, number in (("env_index", env_index), ("rank", rank)):
@@ -78,7 +81,11 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._env_index = env_index
         self._rank = rank
         self._joined = False
-        self._digest = EnvDigest(self._action.entries, self._observation.entries) if digest else None
+        self._digest: EnvDigest | DigestRow | None = None
+        if digest is True:
+            self._digest = EnvDigest(*self.entries)
+        elif digest:
+            self._digest = digest
         self._path = path
         self._subject = Subject(Side.ENV, Dialect.GYMNASIUM, self._observation, self._action, 0, run, env_name(env))
         self._leave: Callable[[], object] = lambda: None
@@ -88,6 +95,11 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._step_head = HEAD.pack(Kind.STEP, 0, 0, 1) + own
         length = len(self._step_head) + self._action.width + _END.size + self._observation.width
         self._step_frame = FRAME.pack(length, length ^ GUARD, 0)[:8]
+
+    @property
+    def entries(self) -> tuple[Sequence[Column], Sequence[Column]]:
+        """Entries of the action and of the observation, of which `SharedDigests` is made."""
+        return self._action.entries, self._observation.entries
 
     @property
     def digest(self) -> int:
