@@ -17,7 +17,8 @@ The tree (a fault of ours, or of the code that calls us, stands apart from a fau
     ├── RaggedClientError            a client that a lockstep trainer cannot serve
     ├── EnvPoisoned                  used again after a step that failed
     ├── EnvFailed                    an env raised in an env client; has the cause
-    └── FactoryError                 the user's env factory gave something unusable
+    ├── FactoryError                 the user's env factory gave something unusable
+    └── LedgerError                  a ledger that cannot be written, read or compared
 
 Bad arguments are plain ``ValueError`` or ``TypeError`` that name the argument. This module knows nothing of
 sockets, slots or trainers; the raiser writes the text.
@@ -35,6 +36,7 @@ __all__ = [
     "EnvPoisoned",
     "FactoryError",
     "HandshakeError",
+    "LedgerError",
     "LocalProtocolError",
     "PlugRLError",
     "RaggedClientError",
@@ -144,3 +146,7 @@ class EnvFailed(PlugRLError):
 
 class FactoryError(PlugRLError):
     """Report an env factory that cannot be found, or that returned something that is no environment."""
+
+
+class LedgerError(PlugRLError):
+    """Report a step ledger that cannot be written or read, or ledgers that do not belong together."""

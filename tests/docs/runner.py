@@ -55,6 +55,7 @@ _MODULES = {
     _CHECKER: "plugrl_bridges.conformance.client_cli",
     "plugrl-bridges": "plugrl_bridges.cli",
     "plugrl-conformance-server": "plugrl_bridges.conformance.server_cli",
+    "stepledger": "plugrl_bridges.ledger.cli",
 }
 _PATIENCE_S = 60.0
 _QUICK_PPO = ", n_steps=16, batch_size=64, n_epochs=1"

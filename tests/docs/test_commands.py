@@ -10,6 +10,7 @@ import pytest
 
 from plugrl_bridges.cli import plot, serve_policy
 from plugrl_bridges.conformance.server_cli import main as server_checker
+from plugrl_bridges.ledger.cli import main as ledger_command
 from tests.docs.markdown import ROOT, table
 
 if TYPE_CHECKING:
@@ -50,3 +51,17 @@ def test_commands_are_installed() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert '\nplugrl-bridges = "plugrl_bridges.cli:main"\n' in project
     assert '\nplugrl-conformance-server = "plugrl_bridges.conformance.server_cli:main"\n' in project
+    assert '\nstepledger = "plugrl_bridges.ledger.cli:main"\n' in project
+
+
+@pytest.mark.parametrize("name", ["compare", "show", "plot"])
+def test_every_option_of_stepledger_is_documented(name: str) -> None:
+    command = ledger_command.commands[name]
+    context = click.Context(command, **command.context_settings)
+    options = [option for option in command.get_params(context) if isinstance(option, click.Option)]
+    options = [option for option in options if "--help" not in option.opts]
+    shown = {code(row[0])[0]: row for row in table(DOCS / "ledger.md", "The command") if f"`{name}`" in row[1]}
+    assert shown.keys() == {option.opts[0] for option in options}
+    for option in options:
+        if not option.is_flag and isinstance(option.default, (str, int)):
+            assert f"`{option.default}`" in shown[option.opts[0]][2]

@@ -7,12 +7,14 @@ the wire. Good vectors are made by the project's own encoder, malformed ones by 
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import numpy as np
 
+from plugrl_bridges.ledger.digest import EnvDigest
 from plugrl_bridges.wire.codec import MAX_DEPTH, encode
 from plugrl_bridges.wire.messages import (
     Action,
@@ -24,6 +26,7 @@ from plugrl_bridges.wire.messages import (
     ResetRequest,
     to_bytes,
 )
+from tests.vectors.digest_cases import CASES, events_of, words_of_event
 
 HERE = Path(__file__).parent
 
@@ -57,6 +60,7 @@ class Vectors:
         self.good: list[Entry] = []
         self.malformed: list[Entry] = []
         self.sequences: list[Entry] = []
+        self.digests: list[Entry] = []
 
     def message(self, name: str, what: str, message: Message) -> None:
         """Add a message as our encoder makes it."""
@@ -107,7 +111,7 @@ class Vectors:
 
     def manifest(self) -> str:
         """Give the text of manifest.json."""
-        content = {"good": self.good, "malformed": self.malformed, "sequences": self.sequences}
+        content = {"good": self.good, "malformed": self.malformed, "sequences": self.sequences, "digests": self.digests}
         # One entry, one line: a difference is then read entry by entry.
         lists = (
             f'  "{name}": [\n'
@@ -632,6 +636,33 @@ def add_sequences(out: Vectors) -> None:
     )
 
 
+def add_digests(out: Vectors) -> None:
+    for case in CASES:
+        digest = EnvDigest(case.action, case.observation)
+        file = f"digests/{case.name}.bin"
+        events: list[Entry] = []
+        rows = []
+        for event in events_of(case):
+            if event.action is None:
+                digest.reset(event.observation)
+                events.append({"reset": True})
+            else:
+                digest.take(event.action)
+                digest.give(event.reward, event.terminated, event.truncated, event.observation)
+                events.append(
+                    {"reset": False, "action": plain(list(event.action)), "reward": event.reward}
+                    | {"terminated": event.terminated, "truncated": event.truncated}
+                )
+            events[-1] |= {"observation": plain(list(event.observation)), "chain": f"{digest.value:016x}"}
+            rows.append(words_of_event(case, event))
+        out.files[file] = b"".join(struct.pack(f"<{len(row)}I", *row) for row in rows)
+        entries = {
+            name: [{"dtype": each.dtype.str, "shape": list(each.shape)} for each in parts]
+            for name, parts in (("action", case.action), ("observation", case.observation))
+        }
+        out.digests.append({"file": file, "what": case.what, "words": len(rows[0]), **entries, "events": events})
+
+
 def build() -> Vectors:
     """Make all vectors."""
     out = Vectors()
@@ -648,6 +679,7 @@ def build() -> Vectors:
     ):
         out.files[f"sequences/{name}.bin"] = b"".join(to_bytes(message))
     add_sequences(out)
+    add_digests(out)
     return out
 
 

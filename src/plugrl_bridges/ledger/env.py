@@ -1,0 +1,169 @@
+"""Own the ledger at an env: `LedgerEnv`, a wrapper that writes down what the env took and gave.
+
+Works in any process that has the base install; ``vec_env`` and ``vector_env`` keep the ledger on the trainer's side.
+"""
+
+from __future__ import annotations
+
+import struct
+import weakref
+import zlib
+from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias
+
+import gymnasium
+import numpy as np
+
+from plugrl_bridges.ledger.columns import Columns
+from plugrl_bridges.ledger.digest import EnvDigest
+from plugrl_bridges.ledger.format import FRAME, GUARD, HEAD, Dialect, Kind, Side
+from plugrl_bridges.ledger.writer import Subject, shared
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+
+    from plugrl_bridges.ledger.columns import Column
+    from plugrl_bridges.ledger.shared import DigestRow
+    from plugrl_bridges.ledger.writer import LedgerWriter
+
+__all__ = ["LedgerEnv", "env_name"]
+
+_END = struct.Struct("<dB")
+
+Env: TypeAlias = "gymnasium.Env[Any, Any]"
+
+
+def env_name(env: object) -> str:
+    """Give the id of an env or vector env; its class where it has none."""
+    spec = getattr(env, "spec", None)
+    return str(spec.id) if spec is not None else type(getattr(env, "unwrapped", env)).__name__
+
+
+class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Write down what an env takes and gives, and pass it through unchanged.
+
+    Put it outermost, so that it stands where the env is handed to whoever steps it. All envs of a process may share one
+    path. `close` it, and the file says that nothing is missing; then give it to `compare` together with the trainer's.
+
+    Args:
+        env: Any env whose spaces are made of Box, Discrete, MultiDiscrete, MultiBinary and Text.
+        path: File to write, which must not exist; or a folder, in which each process makes a file of its own. None
+            writes nothing, which is of use with ``digest``.
+        env_index: Number of the env among those of its rank.
+        rank: Rank of the env client; envs are put in order by rank, then number, and env k is the trainer's row k.
+        run: Identity of the run; if the trainer's ledger has one too, both must be the same.
+        full: Record observations and actions of more than 1 KiB whole, not by their digest.
+        digest: Keep `digest`, the chained 64-bit digest of the steps, too; a `DigestRow` shares the work with the other
+            envs of the process.
+
+    Raises:
+        LedgerError: for a space that cannot be recorded; at the first reset, if the file cannot be made.
+        ValueError: for a negative rank or number.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        path: str | os.PathLike[str] | None,
+        *,
+        env_index: int = 0,
+        rank: int = 0,
+        run: str = "",
+        full: bool = False,
+        digest: bool | DigestRow = False,
+    ) -> None:
+        super().__init__(env)
+        for name, number in (("env_index", env_index), ("rank", rank)):
+            if not 0 <= number < 1 << 31:
+                raise ValueError(f"{name} must be from 0 to 2**31 - 1, got {number}")
+        self._observation = Columns.of(env.observation_space, "obs", full=full)
+        self._action = Columns.of(env.action_space, "action", full=full)
+        self._env_index = env_index
+        self._rank = rank
+        self._joined = False
+        self._digest: EnvDigest | DigestRow | None = None
+        if digest is True:
+            self._digest = EnvDigest(*self.entries)
+        elif digest:
+            self._digest = digest
+        self._path = path
+        self._subject = Subject(Side.ENV, Dialect.GYMNASIUM, self._observation, self._action, 0, run, env_name(env))
+        self._leave: Callable[[], object] = lambda: None
+        self._write: Callable[[bytes], None] = lambda _: None
+        own = env_index.to_bytes(4, "little")
+        self._reset_head = HEAD.pack(Kind.RESET, 0, 0, 1) + own
+        self._step_head = HEAD.pack(Kind.STEP, 0, 0, 1) + own
+        length = len(self._step_head) + self._action.width + _END.size + self._observation.width
+        self._step_frame = FRAME.pack(length, length ^ GUARD, 0)[:8]
+
+    @property
+    def entries(self) -> tuple[Sequence[Column], Sequence[Column]]:
+        """Entries of the action and of the observation, of which `SharedDigests` is made."""
+        return self._action.entries, self._observation.entries
+
+    @property
+    def digest(self) -> int:
+        """The chained digest of the env's steps since its last reset.
+
+        Raises:
+            AttributeError: if it was not asked for.
+        """
+        if self._digest is None:
+            raise AttributeError("this LedgerEnv keeps no digest: make it with digest=True")
+        return self._digest.value
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the env, and write down the observation."""
+        returned = self.env.reset(seed=seed, options=options)
+        observation = returned[0]
+        if self._digest is not None:
+            self._digest.reset(self._observation.quick(observation))
+        if self._path is not None:
+            if not self._joined:
+                self._join()
+            payload = self._reset_head + self._observation.pack_one(observation)
+            self._write(FRAME.pack(len(payload), len(payload) ^ GUARD, zlib.crc32(payload)) + payload)
+        return returned
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:  # noqa: ANN401 - the env's own
+        """Step the env, and write down what it took and gave."""
+        # Before the step: the env may change the array that it is given.
+        taken = self._action.pack_one(action) if self._joined else b""
+        digest = self._digest
+        if digest is not None:
+            digest.take(self._action.quick(action))
+        returned = self.env.step(action)
+        observation, reward, terminated, truncated, _ = returned
+        number = reward if type(reward) is float else float(np.asarray(reward).reshape(()))
+        if self._joined:
+            ending = _END.pack(number, (1 if terminated else 0) | (2 if truncated else 0))
+            payload = b"".join((self._step_head, taken, ending, self._observation.pack_one(observation)))
+            self._write(self._step_frame + zlib.crc32(payload).to_bytes(4, "little") + payload)
+        if digest is not None:
+            digest.give(number, terminated, truncated, self._observation.quick(observation))
+        return returned
+
+    def _join(self) -> None:
+        if self._path is None:
+            return
+        writer = shared(self._path, self._subject, rank=self._rank)
+        writer.begin([(self._rank, self._env_index)])
+        self._write = writer.write
+        self._joined = True
+        leave = weakref.finalize(self, _count_out, writer)
+        leave.atexit = False
+        self._leave = leave
+
+    def close(self) -> None:
+        """Close the env; the last one of a file closes it, with the end mark."""
+        super().close()
+        self._joined = False
+        self._leave()
+
+
+def _count_out(writer: LedgerWriter) -> None:
+    writer.writers -= 1
+    if writer.writers <= 0:
+        writer.close()
+    else:
+        writer.flush()

@@ -1,0 +1,277 @@
+"""Own ledger files that are read: checked frame by frame, cut into records and events, and where the record ends.
+
+`LedgerReader` is what ``streams`` pulls from. A file may still be written to, or have lost its tail: what stands behind
+the last whole record is no fault. Everything else that is not as ``format`` says is one `LedgerError`.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from plugrl_bridges.errors import LedgerError
+from plugrl_bridges.ledger.format import (
+    FRAME,
+    FRAME_BYTES,
+    GUARD,
+    HEAD,
+    HEAD_BYTES,
+    MAGIC,
+    MAX_HEADER_BYTES,
+    Flag,
+    Header,
+    Kind,
+)
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+__all__ = ["Event", "LedgerReader", "Record", "RecordedEpisode", "Tail"]
+
+_ZEROS_BYTES = 1 << 16
+
+
+class Event(NamedTuple):
+    """Hold what happened to one env: a reset, or a step.
+
+    Attributes:
+        is_reset: Which of both.
+        at: How many records of steps the file had before this one ended: the vector step, on the trainer's side.
+        flags: See `format.Flag`; 0 for a reset.
+        reward: 0 for a reset.
+        action: Its bytes; empty for a reset.
+        observation: Its bytes: what the step or the reset returned.
+    """
+
+    is_reset: bool
+    at: int
+    flags: int
+    reward: float
+    action: bytes
+    observation: bytes
+
+
+class RecordedEpisode(NamedTuple):
+    """Say how a finished episode went, by the rewards and flags that were recorded.
+
+    Attributes:
+        env: Number of the env, or the trainer's row.
+        ret: Sum of its rewards, in float64.
+        length: Its steps.
+        terminated: Whether it ended by itself.
+        truncated: Whether it was cut.
+    """
+
+    env: int
+    ret: float
+    length: int
+    terminated: bool
+    truncated: bool
+
+
+class Record(NamedTuple):
+    """Hold one record: which envs, and one event each.
+
+    Attributes:
+        kind: What it is about.
+        envs: Numbers of the envs; for a join the number of the one that joins.
+        events: One per env; none for a join and the end.
+        rank: Of the env that joins.
+    """
+
+    kind: Kind
+    envs: tuple[int, ...]
+    events: tuple[Event, ...]
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Say how a ledger ends.
+
+    Attributes:
+        closed: Whether it has its end mark.
+        records: Whole records.
+        at_byte: Where the last whole record ends.
+        lost_bytes: Bytes behind it, of a record that was not written whole.
+    """
+
+    closed: bool
+    records: int
+    at_byte: int
+    lost_bytes: int
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        if self.closed:
+            return f"closed after {self.records} records"
+        text = f"ends without an end mark after {self.records} records, at byte {self.at_byte}"
+        return text + (f"; the {self.lost_bytes} bytes behind it are no whole record" if self.lost_bytes else "")
+
+
+class LedgerReader:
+    """Read one ledger, in order, holding one record at a time.
+
+    Iterate over `records`; ask `tail` how the file ends.
+
+    Args:
+        path: The file.
+
+    Raises:
+        LedgerError: if it cannot be read, or is no ledger that this release reads.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        with self._open() as file:
+            start = file.read(len(MAGIC))
+            if start != MAGIC:
+                what = "is empty" if not start else "is no step ledger: it does not begin as one"
+                raise LedgerError(f"{self.path} {what}")
+            payload = next(self._frames(file, largest=MAX_HEADER_BYTES), None)
+            if payload is None:
+                raise LedgerError(f"{self.path} ends within its header")
+            try:
+                self.header = Header.from_bytes(payload)
+            except LedgerError as exc:
+                raise LedgerError(f"{self.path} cannot be read: {exc}") from exc
+            self._begin = file.tell()
+        self._tail: Tail | None = None
+
+    def _open(self) -> BinaryIO:
+        try:
+            return self.path.open("rb")
+        except OSError as exc:
+            raise LedgerError(f"{self.path} cannot be read: {exc.strerror or exc}") from exc
+
+    def _frames(self, file: BinaryIO, *, largest: int | None = None) -> Iterator[bytes]:
+        """Give the payloads of whole frames, from where the file stands."""
+        while True:
+            at = file.tell()
+            head = file.read(FRAME_BYTES)
+            if len(head) < FRAME_BYTES:
+                return
+            length, guard, checksum = FRAME.unpack(head)
+            if length ^ GUARD != guard:
+                if not any(head) and self._only_zeros(file):
+                    return  # what some filesystems leave after a power failure
+                raise self._corrupted(at, "no record begins there")
+            if largest is not None and length > largest:
+                raise self._corrupted(at, f"a header of {length} bytes")
+            payload = file.read(length)
+            if len(payload) < length:
+                return
+            if zlib.crc32(payload) != checksum:
+                raise self._corrupted(at, "the checksum of the record does not fit")
+            yield payload
+
+    @staticmethod
+    def _only_zeros(file: BinaryIO) -> bool:
+        while piece := file.read(_ZEROS_BYTES):
+            if piece.count(0) != len(piece):
+                return False
+        return True
+
+    def _corrupted(self, at: int, what: str) -> LedgerError:
+        return LedgerError(f"{self.path} is corrupted at byte {at}: {what}")
+
+    @property
+    def tail(self) -> Tail:
+        """How the file ends; reads it to the end once."""
+        if self._tail is None:
+            for _ in self._payloads():
+                pass
+        if self._tail is None:
+            raise LedgerError(f"{self.path} cannot be read to its end")
+        return self._tail
+
+    def _payloads(self) -> Iterator[tuple[int, bytes]]:
+        """Give the kind and payload of each record."""
+        with self._open() as file:
+            file.seek(self._begin)
+            count, end, closed = 0, self._begin, False
+            for payload in self._frames(file):
+                if closed:
+                    raise self._corrupted(end, "a record behind the end mark")
+                if len(payload) < HEAD_BYTES or payload[0] not in Kind.__members__.values():
+                    raise self._corrupted(end, "a record of an unknown kind")
+                count += 1
+                end += FRAME_BYTES + len(payload)
+                closed = payload[0] == Kind.END
+                yield payload[0], payload
+            self._tail = Tail(closed, count, end, file.seek(0, 2) - end)
+
+    def joined(self) -> list[tuple[int, int]]:
+        """Give rank and number of the envs that wrote here, in the order in which they joined; reads the whole file."""
+        return [
+            struct.unpack_from("<ii", payload, HEAD_BYTES) for kind, payload in self._payloads() if kind == Kind.JOIN
+        ]
+
+    def records(self) -> Iterator[Record]:
+        """Give the records.
+
+        Raises:
+            LedgerError: at a record that is not as it should be.
+        """
+        steps = 0
+        at = self._begin
+        for kind, payload in self._payloads():
+            try:
+                record = self._record(Kind(kind), payload, steps)
+            except (struct.error, ValueError) as exc:
+                raise self._corrupted(at, f"the record has not the size that its header says ({exc})") from exc
+            steps += record.kind is Kind.STEP
+            at += FRAME_BYTES + len(payload)
+            yield record
+
+    def episodes(self) -> Iterator[RecordedEpisode]:
+        """Give the finished episodes, in the order in which they ended: what any log of returns must agree with.
+
+        Raises:
+            LedgerError: as `records` does.
+        """
+        running: dict[int, tuple[float, int]] = {}
+        for record in self.records():
+            for env, event in zip(record.envs, record.events, strict=False):  # a join has no event
+                ret, length = (0.0, 0) if event.is_reset else running.get(env, (0.0, 0))
+                if not event.is_reset:
+                    ret, length = ret + event.reward, length + 1
+                running[env] = (ret, length)
+                if event.flags & (Flag.TERMINATED | Flag.TRUNCATED):
+                    flags = bool(event.flags & Flag.TERMINATED), bool(event.flags & Flag.TRUNCATED)
+                    yield RecordedEpisode(env, ret, length, *flags)
+
+    def _record(self, kind: Kind, payload: bytes, steps: int) -> Record:
+        _, everybody, _, m = HEAD.unpack_from(payload)
+        if kind is Kind.END:
+            return Record(kind, (), ())
+        if kind is Kind.JOIN:
+            rank, number = struct.unpack_from("<ii", payload, HEAD_BYTES)
+            return Record(kind, (number,), (), rank)
+        at = HEAD_BYTES
+        if everybody:
+            envs = tuple(range(m))
+        else:
+            envs = struct.unpack_from(f"<{m}i", payload, at)
+            at += 4 * m
+        action, observation = self.header.action, self.header.observation
+        is_step = kind is Kind.STEP
+        due = at + m * (observation.width + (action.width + 9 if is_step else 0))
+        if due != len(payload):
+            raise ValueError(f"{len(payload)} bytes, expected {due}")
+        if not is_step:
+            rows = observation.rows(payload, at, m)
+            return Record(kind, envs, tuple(Event(True, steps, 0, 0.0, b"", row) for row in rows))
+        actions = action.rows(payload, at, m)
+        at += m * action.width
+        rewards = struct.unpack_from(f"<{m}d", payload, at)
+        at += 8 * m
+        flags = payload[at : at + m]
+        rows = observation.rows(payload, at + m, m)
+        return Record(kind, envs, tuple(map(Event, repeat(False), repeat(steps + 1), flags, rewards, actions, rows)))

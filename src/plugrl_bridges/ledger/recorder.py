@@ -1,0 +1,145 @@
+"""Own the ledger on the trainer's side: vector steps as column arrays, one record each.
+
+``vec_env`` and ``vector_env`` know how their trainer is told of the end of an episode, and hand it over in one form: a
+step holds what the env's step returned, so on an episode's last step the terminal observation, and a reset of these
+envs follows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from plugrl_bridges.ledger.columns import Columns
+from plugrl_bridges.ledger.format import HEAD, Flag, Kind, Side, frame
+from plugrl_bridges.ledger.writer import LedgerWriter, Subject
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from gymnasium import spaces
+
+    from plugrl_bridges.ledger.format import Dialect
+    from plugrl_bridges.wire.arrays import Array, Value
+
+__all__ = ["Recorder"]
+
+Space: TypeAlias = "spaces.Space[Any]"
+
+
+class Recorder:
+    """Write what a trainer sends and receives.
+
+    Args:
+        path: File to write, which must not exist; or a folder.
+        observation_space: Of one env.
+        action_space: Of one env.
+        num_envs: n.
+        dialect: How the trainer is told of ends.
+        run: Identity of the run.
+        full: Record large entries whole too.
+        env_id: For the header.
+
+    Raises:
+        LedgerError: for a space that cannot be recorded.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        observation_space: Space,
+        action_space: Space,
+        num_envs: int,
+        dialect: Dialect,
+        run: str,
+        full: bool,
+        env_id: str,
+    ) -> None:
+        self.num_envs = num_envs
+        self.observation = Columns.of(observation_space, "obs", full=full)
+        self.action = Columns.of(action_space, "action", full=full)
+        subject = Subject(Side.TRAINER, dialect, self.observation, self.action, num_envs, run, env_id)
+        self._writer = LedgerWriter(path, subject)
+        self._begun = False
+        self._everybody = HEAD.pack(Kind.STEP, 1, 0, num_envs)
+
+    def reset(self, observations: Sequence[Array], rows: Sequence[int] | None = None) -> None:
+        """Write down that envs were reset.
+
+        Args:
+            observations: Per entry ``[n, *shape]``; only the rows named are written.
+            rows: Which envs; None: all.
+        """
+        if not self._begun:
+            self._writer.begin()
+            self._begun = True
+        if rows is None:
+            head = HEAD.pack(Kind.RESET, 1, 0, self.num_envs)
+            columns = self.observation.pack(observations)
+        else:
+            head = HEAD.pack(Kind.RESET, 0, 0, len(rows)) + _numbers(rows)
+            columns = self.observation.pack([array[list(rows)] for array in observations])
+        self._writer.write(frame(b"".join((head, *columns))))
+
+    def taken(self, actions: Value) -> list[Array]:
+        """Give the columns of the actions that the trainer sends; copies, since it may change them afterwards."""
+        return [np.array(array) for array in self.action.batch(actions, self.num_envs)]
+
+    def step(
+        self,
+        actions: Sequence[Array],
+        rewards: Array,
+        flags: Array,
+        observations: Sequence[Array],
+        rows: Sequence[int] | None = None,
+    ) -> None:
+        """Write down a vector step.
+
+        Args:
+            actions: From `taken`.
+            rewards: ``[n]``.
+            flags: uint8 ``[n]``, see `Flag`.
+            observations: Per entry ``[n, *shape]``: what the envs' steps returned.
+            rows: Which envs made a step; None: all.
+        """
+        rewards = np.asarray(rewards, "<f8")
+        if rows is None:
+            head = self._everybody
+        else:
+            picked = list(rows)
+            head = HEAD.pack(Kind.STEP, 0, 0, len(picked)) + _numbers(rows)
+            actions = [array[picked] for array in actions]
+            observations = [array[picked] for array in observations]
+            rewards, flags = rewards[picked], flags[picked]
+        columns = (*self.action.pack(actions), rewards.tobytes(), flags.tobytes(), *self.observation.pack(observations))
+        self._writer.write(frame(b"".join((head, *columns))))
+
+    def with_finals(
+        self, observations: Sequence[Array], flags: Array, finals: Mapping[int, Sequence[Array] | None]
+    ) -> list[Array]:
+        """Put terminal observations in the place of those that the next episodes begin with.
+
+        Args:
+            observations: Per entry ``[n, *shape]``; not changed.
+            flags: uint8 ``[n]``; `Flag.NO_FINAL` is set where there is none.
+            finals: Row to the terminal observation, entry by entry; None where the trainer was given none.
+        """
+        replaced = [array.copy() for array in observations]
+        for row, final in finals.items():
+            if final is None:
+                flags[row] |= Flag.NO_FINAL
+                continue
+            for array, value in zip(replaced, final, strict=True):
+                array[row] = value
+        return replaced
+
+    def close(self) -> None:
+        """Write the end mark and close the file; idempotent."""
+        self._writer.close()
+
+
+def _numbers(rows: Sequence[int]) -> bytes:
+    return np.asarray(rows, "<i4").tobytes()

@@ -1,0 +1,133 @@
+"""Own the two streams of events that are compared: what the trainer saw of each env, and what each env saw.
+
+Files are read on demand and in step with each other, so that little of them is held. ``comparing`` pairs the events.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plugrl_bridges.errors import LedgerError
+from plugrl_bridges.ledger.format import Side
+from plugrl_bridges.ledger.outcome import Slot
+from plugrl_bridges.ledger.reader import LedgerReader
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+
+    from plugrl_bridges.ledger.reader import Event
+
+__all__ = ["EnvEvents", "env_events", "env_readers"]
+
+
+def env_readers(paths: Sequence[str | os.PathLike[str]]) -> list[LedgerReader]:
+    """Open ledgers of envs, oldest first; a folder stands for those in it.
+
+    Raises:
+        LedgerError: if there is none, or one cannot be read, or is not of an env.
+    """
+    readers = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            readers += [found for each in sorted(path.glob("*.ledger")) if _is_env(found := LedgerReader(each))]
+            continue
+        reader = LedgerReader(path)
+        if not _is_env(reader):
+            raise LedgerError(f"{path} was kept at the trainer, expected one that was kept at an env")
+        readers.append(reader)
+    if not readers:
+        raise LedgerError(f"no ledger of an env in {', '.join(map(str, paths)) or 'what was given'}")
+    first = readers[0]
+    for reader in readers[1:]:
+        for ours, theirs in (
+            (reader.header.observation, first.header.observation),
+            (reader.header.action, first.header.action),
+        ):
+            if ours.entries != theirs.entries:
+                raise LedgerError(f"{reader.path} and {first.path} are of envs with different spaces")
+    return sorted(readers, key=lambda reader: reader.header.started_ns)
+
+
+def _is_env(reader: LedgerReader) -> bool:
+    return reader.header.side is Side.ENV
+
+
+class _Source:
+    """Hand out the events of one file to the envs that wrote it."""
+
+    def __init__(self, reader: LedgerReader, convert: Callable[[Event], Event] | None) -> None:
+        self.reader = reader
+        self.waiting: dict[tuple[int, int], deque[Event]] = {}
+        ranks = {number: rank for rank, number in reader.joined()}
+        self.keys = sorted({(rank, number) for number, rank in ranks.items()})
+        for key in self.keys:
+            self.waiting[key] = deque()
+        self._queues = {number: self.waiting[rank, number] for number, rank in ranks.items()}
+        self._records = reader.records()
+        self._convert = convert
+
+    def advance(self) -> bool:
+        """Read one record; tell whether there was one."""
+        record = next(self._records, None)
+        if record is None:
+            return False
+        for number, event in zip(record.envs, record.events, strict=False):  # a join has no event
+            queue = self._queues.get(number)
+            if queue is None:
+                raise LedgerError(f"{self.reader.path} is corrupted: env {number} never joined")
+            queue.append(event if self._convert is None else self._convert(event))
+        return True
+
+
+class EnvEvents:
+    """Give the events of one env, over all the files that it wrote one after another.
+
+    Args:
+        slot: Which row of the trainer it is.
+        sources: The files, oldest first.
+    """
+
+    def __init__(self, slot: Slot, sources: Sequence[_Source]) -> None:
+        self.slot = slot
+        self.closed = sources[-1].reader.tail.closed
+        """Whether its last file has an end mark, so that nothing is missing."""
+        self.files = len(sources)
+        self._key = (slot.rank, slot.env_index)
+        self._sources = deque(sources)
+        self._events: deque[Event] = deque()
+
+    def peek(self, ahead: int = 0) -> Event | None:
+        """Give the event that is so many ahead; None if there is none."""
+        while len(self._events) <= ahead:
+            if not self._sources:
+                return None
+            source = self._sources[0]
+            waiting = source.waiting[self._key]
+            if waiting:
+                self._events.append(waiting.popleft())
+            elif not source.advance():
+                self._sources.popleft()
+        return self._events[ahead]
+
+    def pop(self) -> None:
+        """Go on to the next event."""
+        if self.peek() is not None:
+            self._events.popleft()
+
+
+def env_events(readers: Sequence[LedgerReader], convert: Callable[[Event], Event] | None) -> list[EnvEvents]:
+    """Give the events of all envs, in the order of the trainer's rows: by rank, then by number.
+
+    Args:
+        readers: From `env_readers`.
+        convert: Applied to each event; None changes nothing.
+    """
+    sources = [_Source(reader, convert) for reader in readers]
+    keys = sorted({key for source in sources for key in source.keys})
+    return [
+        EnvEvents(Slot(number, *key), [source for source in sources if key in source.waiting])
+        for number, key in enumerate(keys)
+    ]

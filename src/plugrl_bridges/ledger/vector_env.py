@@ -1,0 +1,138 @@
+"""Own the ledger around what a Gymnasium trainer sees: `LedgerVectorEnv`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import gymnasium
+import numpy as np
+
+from plugrl_bridges.ledger.env import env_name
+from plugrl_bridges.ledger.format import Dialect, Flag
+from plugrl_bridges.ledger.recorder import Recorder
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from gymnasium.vector import VectorWrapper
+
+    from plugrl_bridges.wire.arrays import Array, Value
+
+    _Wrapper: TypeAlias = VectorWrapper[Any, Any, Any, Any, Any]
+elif hasattr(gymnasium.vector, "VectorWrapper"):
+    _Wrapper = gymnasium.vector.VectorWrapper
+else:  # Gymnasium before 1.0
+    _Wrapper = gymnasium.vector.VectorEnvWrapper
+
+__all__ = ["LedgerVectorEnv"]
+
+VectorEnv: TypeAlias = "gymnasium.vector.VectorEnv[Any, Any, Any]"
+
+_NEXT_STEP, _SAME_STEP, _DISABLED = "nextstep", "samestep", "disabled"
+_FINALS = ("final_obs", "final_observation")
+
+
+class LedgerVectorEnv(_Wrapper):
+    """Write down what a Gymnasium trainer sends to its envs and gets from them, and pass it through unchanged.
+
+    Put it right around the vector env whose envs have a `LedgerEnv` each, below wrappers that change observations or
+    rewards. `close` it at the end, then `compare`. Knows all three autoreset modes.
+
+    Args:
+        env: Any `gymnasium.vector.VectorEnv`.
+        path: File to write, which must not exist; or a folder.
+        run: Identity of the run.
+        full: Record observations and actions of more than 1 KiB whole, not by their digest.
+
+    Raises:
+        LedgerError: for a space that cannot be recorded; at the first reset, if the file cannot be made.
+        ValueError: for an unknown autoreset mode in the env's metadata.
+    """
+
+    def __init__(self, env: VectorEnv, path: str | os.PathLike[str], *, run: str = "", full: bool = False) -> None:
+        super().__init__(env)
+        self._mode = _mode_of(env)
+        self._ledger = Recorder(
+            path,
+            observation_space=env.single_observation_space,
+            action_space=env.single_action_space,
+            num_envs=env.num_envs,
+            dialect=Dialect.GYMNASIUM,
+            run=run,
+            full=full,
+            env_id=env_name(env),
+        )
+        self._ended = np.zeros(env.num_envs, np.bool_)
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset the envs, all or those of ``options["reset_mask"]``, and write down the observations."""
+        mask = None if options is None else options.get("reset_mask")  # Gymnasium takes it out of the options
+        rows = None if mask is None else np.flatnonzero(mask).tolist()
+        env: Any = self.env  # Gymnasium's own signatures differ, and know no list of seeds
+        returned: tuple[Any, dict[str, Any]] = env.reset(seed=seed, options=options)
+        self._ended[slice(None) if rows is None else rows] = False
+        self._ledger.reset(self._ledger.observation.batch(returned[0], self._ledger.num_envs), rows)
+        return returned
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # noqa: ANN401 - the env's own
+        """Step the envs, and write it down."""
+        ledger = self._ledger
+        taken = ledger.taken(actions)
+        returned = self.env.step(actions)
+        observation, rewards, terminated, truncated, infos = returned
+        columns = ledger.observation.batch(observation, ledger.num_envs)
+        flags = np.asarray(terminated, np.uint8) + np.asarray(truncated, np.uint8) * np.uint8(Flag.TRUNCATED)
+        ended = flags != 0
+        if self._mode == _SAME_STEP and ended.any():
+            rows = np.flatnonzero(ended).tolist()
+            finals = {row: self._final(infos, row) for row in rows}
+            self._mark_lost(infos, rows, flags)
+            ledger.step(taken, rewards, flags, ledger.with_finals(columns, flags, finals))
+            ledger.reset(columns, rows)
+        elif self._mode == _NEXT_STEP and self._ended.any():
+            ledger.step(taken, rewards, flags, columns, np.flatnonzero(~self._ended).tolist())
+            ledger.reset(columns, np.flatnonzero(self._ended).tolist())
+            ended &= ~self._ended
+        else:
+            ledger.step(taken, rewards, flags, columns)
+        self._ended = ended
+        return returned
+
+    def _final(self, infos: Mapping[str, Value], row: int) -> Sequence[Array] | None:
+        final = next((infos[key] for key in _FINALS if key in infos), None)
+        if final is None:
+            return None
+        if isinstance(final, (Mapping, tuple)):  # batched as the observations are
+            columns = self._ledger.observation.batch(final, self._ledger.num_envs)
+            return [column[row] for column in columns]
+        return None if final[row] is None else self._ledger.observation.values(final[row])
+
+    @staticmethod
+    def _mark_lost(infos: Mapping[str, Value], rows: Sequence[int], flags: Array) -> None:
+        lost = infos.get("client_lost")
+        if lost is not None:
+            for row in rows:
+                if lost[row]:
+                    flags[row] |= Flag.LOST
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the envs and the ledger."""
+        super().close(**kwargs)
+        self._ledger.close()
+
+
+def _mode_of(env: VectorEnv) -> str:
+    """Read the autoreset mode, an enum or a str, from the metadata; or know what the release of Gymnasium does."""
+    if not hasattr(gymnasium.vector, "AutoresetMode"):  # Gymnasium before 1.1
+        return _SAME_STEP if gymnasium.__version__.startswith("0.") else _NEXT_STEP
+    mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
+    if mode is None:
+        return _NEXT_STEP  # what Gymnasium itself assumes then
+    letters = "".join(filter(str.isalpha, str(getattr(mode, "name", mode)))).lower()
+    if letters not in {_NEXT_STEP, _SAME_STEP, _DISABLED}:
+        raise ValueError(f'{env_name(env)} has an unknown metadata["autoreset_mode"]: {mode!r}')
+    return letters

@@ -1,0 +1,226 @@
+"""Own ledger files that are being written: made at the first record, appended to, closed with an end mark.
+
+One file per env process: the envs of a process share the writer of a path (`shared`). Records are kept back until each
+env of the process has written one, then go to the operating system in one call; what a killed process leaves is
+readable up to there. Knows nothing of envs and trainers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import socket
+import sys
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+
+from plugrl_bridges import __version__
+from plugrl_bridges.errors import LedgerError
+from plugrl_bridges.ledger.format import HEAD, MAGIC, Header, Kind, frame
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import BinaryIO
+
+    from plugrl_bridges.ledger.columns import Columns
+    from plugrl_bridges.ledger.format import Dialect, Side
+
+__all__ = ["LedgerWriter", "Subject", "shared"]
+
+_shared: dict[tuple[int, str], LedgerWriter] = {}
+_alive: weakref.WeakSet[LedgerWriter] = weakref.WeakSet()
+_KEPT_BACK_BYTES = 1 << 20
+_registry_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Say what a ledger is of, as its header will.
+
+    Attributes:
+        side: On which side it is kept.
+        dialect: How ends of episodes are told.
+        observation: Columns of an observation.
+        action: Columns of an action.
+        num_envs: Envs of the trainer, or 0.
+        run: Identity of the run.
+        env_id: Id of the env, or the class.
+    """
+
+    side: Side
+    dialect: Dialect
+    observation: Columns
+    action: Columns
+    num_envs: int
+    run: str
+    env_id: str
+
+    def header(self) -> Header:
+        """Give the header of a file that begins now."""
+        about: dict[str, Any] = {
+            "env_id": self.env_id,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "library": __version__,
+            "gymnasium": gymnasium.__version__,
+            "python": platform.python_version(),
+            "platform": sys.platform,
+        }
+        return Header(
+            self.side, self.dialect, self.observation, self.action, self.num_envs, self.run, time.time_ns(), about
+        )
+
+    def fits(self, other: Subject) -> bool:
+        """Say whether both may stand in one file."""
+        return (
+            self.side is other.side
+            and self.observation.entries == other.observation.entries
+            and self.action.entries == other.action.entries
+            and self.run == other.run
+        )
+
+
+class LedgerWriter:
+    """Write one ledger.
+
+    The file is made at the first record: a vector env may make an env only to look at its spaces.
+
+    Args:
+        path: The file, which must not exist; or a folder, in which one with a name of its own is made.
+        subject: What it is of.
+        rank: Part of the name in a folder.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], subject: Subject, *, rank: int = 0) -> None:
+        self.subject = subject
+        self.path = Path(path)
+        self._is_folder = self.path.is_dir() or str(path).endswith(("/", os.sep))
+        self._rank = rank
+        self._file: BinaryIO | None = None
+        self._process = os.getpid()
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._lock = threading.Lock()
+        self.closed = False
+        self.writers = 0
+        """Envs that write here; set by `shared` and by the env that leaves."""
+
+    def begin(self, joining: Sequence[tuple[int, int]] = ()) -> None:
+        """Make the file, if it is not there, and say which envs join.
+
+        Args:
+            joining: Rank and number of each.
+
+        Raises:
+            LedgerError: if the file exists, cannot be made, or was closed.
+        """
+        with self._lock:
+            if self.closed:
+                raise LedgerError(f"the ledger {self.path} was closed: give the next envs another file")
+            if self._file is None:
+                self._file = self._open()
+                _alive.add(self)
+                self._pending.append(MAGIC + frame(self.subject.header().to_bytes()))
+            for rank, number in joining:
+                payload = HEAD.pack(Kind.JOIN, 0, 0, 1) + rank.to_bytes(4, "little") + number.to_bytes(4, "little")
+                self._pending.append(frame(payload))
+        self.flush()
+
+    def _open(self) -> BinaryIO:
+        try:
+            if self._is_folder:
+                self.path.mkdir(parents=True, exist_ok=True)
+                name = f"{self.subject.side.value}-r{self._rank}-{time.time_ns():x}-{os.getpid()}.ledger"
+                self.path /= name
+                self._is_folder = False
+            return self.path.open("xb", buffering=0)
+        except FileExistsError as exc:
+            raise LedgerError(
+                f"the ledger {self.path} exists: a ledger is never overwritten, and each process needs a file of its "
+                "own (give a folder, and each makes one there)"
+            ) from exc
+        except OSError as exc:
+            raise LedgerError(f"the ledger {self.path} cannot be made: {exc}") from exc
+
+    def write(self, record: bytes) -> None:
+        """Append a frame; it is kept back until every env that writes here has written one.
+
+        Raises:
+            LedgerError: if the file cannot be written.
+        """
+        self._pending.append(record)
+        self._pending_bytes += len(record)
+        if len(self._pending) >= self.writers or self._pending_bytes > _KEPT_BACK_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand all records to the operating system.
+
+        Raises:
+            LedgerError: if the file cannot be written, or belongs to the process that forked this one.
+        """
+        with self._lock:
+            pending, self._pending, self._pending_bytes = self._pending, [], 0
+            if self._file is None or not pending:
+                return
+            if os.getpid() != self._process:
+                self._file = None
+                raise LedgerError(f"the ledger {self.path} belongs to the process that forked this one: make envs here")
+            try:
+                data = b"".join(pending)
+                written = self._file.write(data)
+                while written < len(data):
+                    written += self._file.write(data[written:])
+            except OSError as exc:
+                raise LedgerError(f"the ledger {self.path} cannot be written: {exc}") from exc
+
+    def close(self) -> None:
+        """Write the end mark and close the file; idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._file is None or os.getpid() != self._process:
+            return
+        self._pending.append(frame(HEAD.pack(Kind.END, 0, 0, 0)))
+        self.flush()
+        self._file.close()
+        self._file = None
+
+
+def shared(path: str | os.PathLike[str], subject: Subject, *, rank: int) -> LedgerWriter:
+    """Give the writer that all envs of this process share for a path, and count one more env in.
+
+    Raises:
+        LedgerError: if other envs with other spaces, or of another run, write there.
+    """
+    folder = Path(path).is_dir() or str(path).endswith(("/", os.sep))
+    name = str(Path(path).absolute()) + (f" {rank}" if folder else "")
+    key = (os.getpid(), name)
+    with _registry_lock:
+        writer = _shared.get(key)
+        if writer is None or writer.closed:
+            writer = _shared[key] = LedgerWriter(path, subject, rank=rank)
+        elif not writer.subject.fits(subject):
+            raise LedgerError(
+                f"the ledger {path} is of {writer.subject.env_id} with other spaces or of another run: give "
+                f"{subject.env_id} another file"
+            )
+        writer.writers += 1
+        return writer
+
+
+def _flush_all() -> None:
+    """Save what is kept back when the interpreter ends; without the end mark, since nobody closed it."""
+    for writer in list(_alive):
+        if not writer.closed and writer._process == os.getpid():  # noqa: SLF001 - this module's own
+            writer.flush()
+
+
+atexit.register(_flush_all)
