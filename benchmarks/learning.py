@@ -3,9 +3,9 @@
     python -m benchmarks.learning cleanrl --seeds 1 2 3
     python -m benchmarks.learning sb3 --seeds 0 1 2
 
-Both train PPO on 16 remote HalfCheetah-v5: with ``examples/cleanrl/ppo_continuous_action.py`` on the raw observations
-and rewards, and with Stable-Baselines3 behind ``VecNormalize``. Each run leaves its logs in a folder of its own, and all
-of them together one picture. Exit code 1 if a policy did not learn or the two logs differ.
+Both train PPO on 16 remote HalfCheetah-v5: with ``examples/cleanrl/ppo_continuous_action.py`` on raw observations and
+rewards, and with Stable-Baselines3 behind ``VecNormalize``. Each run leaves its logs in a folder of its own, and all of
+them together one picture. Exit code 1 if a policy did not learn or the two logs differ.
 """
 
 from __future__ import annotations
