@@ -59,7 +59,16 @@ def build(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Build:
         with _locked(folder / f"{program.name}.lock"):
             if not program.exists():
                 half = program.with_suffix(".half")
-                command = [cxx, "-std=c++17", "-ffp-contract=off", *flags, f"-I{EXAMPLES}", "-o", str(half), str(source)]
+                command = [
+                    cxx,
+                    "-std=c++17",
+                    "-ffp-contract=off",
+                    *flags,
+                    f"-I{EXAMPLES}",
+                    "-o",
+                    str(half),
+                    str(source),
+                ]
                 done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
                 assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[:5000]}"
                 half.rename(program)

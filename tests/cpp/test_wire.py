@@ -70,7 +70,9 @@ def _points(text: Any, length: int) -> list[int]:
 @pytest.mark.timeout(400)
 def test_reads_what_is_good_and_writes_the_canonical_byte_for_byte(wire: Path) -> None:
     found = [json.loads(line) for line in lines(wire, "dump", *paths(GOOD))]
-    assert {entry["file"] for entry, each in zip(GOOD, found, strict=True) if entry["canonical"] and not each["same"]} == set()
+    assert {
+        entry["file"] for entry, each in zip(GOOD, found, strict=True) if entry["canonical"] and not each["same"]
+    } == set()
     for entry, each in zip(GOOD, found, strict=True):
         assert plain(each["content"]) == plain(entry["content"]), entry["file"]
 
@@ -97,7 +99,9 @@ def test_refuses_what_is_out_of_turn(sequence: dict[str, Any], wire: Path) -> No
     *before, last = sequence["steps"]
     if last["from"] == "client":
         pytest.skip("it is the server that refuses it")
-    said = [f"s:{VECTORS / step['file']}" if step["from"] == "server" else _kind(step["file"]) for step in (*before, last)]
+    said = [
+        f"s:{VECTORS / step['file']}" if step["from"] == "server" else _kind(step["file"]) for step in (*before, last)
+    ]
     assert lines(wire, "play", *said) == ["ok"] * len(before) + [sequence["clause"]]
 
 
