@@ -41,11 +41,9 @@
 #include <vector>
 
 namespace plugrl {
-constexpr const char* client_version = "0.1.0";
-constexpr double forever = std::numeric_limits<double>::infinity();
+constexpr const char* client_version = "0.1.0"; constexpr double forever = std::numeric_limits<double>::infinity();
 using std::size_t, std::int64_t, std::uint8_t, std::uint32_t, std::uint64_t, std::string, std::string_view;
-using Shape = std::vector<int64_t>;
-using Rows = std::vector<size_t>;
+using Shape = std::vector<int64_t>; using Rows = std::vector<size_t>;
 
 // === 1 Errors ========================================================================================================
 // Each says what was expected and what came. `code` is an HTTP status or a close code, `detail` a clause or a close reason.
@@ -80,8 +78,7 @@ inline string cat(Pieces pieces) {
     throw ProtocolError(cat({"[", clause, "] ", cat(pieces)}), close_code, clause);
 }
 [[noreturn]] inline void misuse(Pieces pieces) { throw UsageError(cat(pieces)); }
-// Quote what a peer sent for an error text: short, and printable.
-inline string quoted(string_view text) {
+inline string quote(string_view text) {  // what a peer sent, for an error text: short, and printable
     string out = "'";
     for (const char c : text.substr(0, 200)) out += c >= ' ' && c <= '~' ? c : '?';
     return out + "'";
@@ -156,7 +153,7 @@ struct Dtype {
         const bool number = size > 0 && size < 10 && std::strchr(sizes, static_cast<int>('0' + size)) != nullptr;
         if (size > 0 && (number || (kind == 'U' && order != '|')) && (order == '<' || order == '>' || (order == '|' && size == 1)))
             return {order, kind, kind == 'U' ? 4 * size : size};
-        refuse("3", {"dtype ", quoted(typestr), " is refused: expected such as <f4, |b1 or <U8"});
+        refuse("3", {"dtype ", quote(typestr), " is refused: expected such as <f4, |b1 or <U8"});
     }
     static char native() { const uint32_t probe = '<' | '>' << 24; return *reinterpret_cast<const char*>(&probe); }
     string str() const { const char name[] = {order, kind, '\0'}; return cat({name, kind == 'U' ? size / 4 : size}); }
@@ -199,7 +196,7 @@ enum class Kind : uint8_t { nil, boolean, integer, natural, real, text, bytes, l
 // What msgpack carries, and arrays. Which members mean something depends on the kind.
 struct Value {
     Value() = default; Value(const Value&) = default; Value(Value&&) noexcept = default; [[gnu::noinline]] ~Value() = default;
-    Value& operator=(Value&&) noexcept = default;
+    Value& operator=(const Value&) = default; Value& operator=(Value&&) noexcept = default;
     Kind kind = Kind::nil;
     Dtype dtype;               // array, scalar
     int64_t number = 0;        // boolean, integer; natural (above 2^63 - 1): its bits
@@ -246,7 +243,7 @@ public:
     }
     void real(double value) { uint64_t bits = 0; std::memcpy(&bits, &value, 8); byte(0xCB), big_endian(bits, 8); }
     Writer& str(string_view text) {
-        if (!read_utf8(text, nullptr)) misuse({"a str that is no UTF-8: ", quoted(text)});
+        if (!read_utf8(text, nullptr)) misuse({"a str that is no UTF-8: ", quote(text)});
         head(text.size(), 0xA0, 32, 0xD9), out_.append(text);
         return *this;
     }
@@ -340,7 +337,7 @@ struct Reader {
         if (kind == Kind::text && !read_utf8(found.text, nullptr)) refuse("3", {"a str that is no UTF-8"});
         return found;
     }
-    // Count items when they are announced, so that a nest of them is bounded in sum; each takes one byte at least.
+    // Items count when they are announced, so that a nest of them is bounded in sum; each takes one byte at least.
     Value room(Kind kind, uint64_t count, int depth) {
         if (depth >= max_depth) refuse("3", {"nested deeper than ", max_depth, " levels"});
         if (count > left() || (items_ += count) > max_items) refuse("3", {count, " items announced, that is too many"});
@@ -359,7 +356,7 @@ struct Reader {
         for (uint64_t i = 0; i < count; ++i) {
             Value key = value(depth + 1);
             if (!key.is(Kind::text) && !key.is(Kind::bytes)) refuse("3", {"a map key is str or bin, not ", key.describe()});
-            if (found.find(key.text, key.kind) != nullptr) refuse("3", {"map key ", quoted(key.text), " stands twice"});
+            if (found.find(key.text, key.kind) != nullptr) refuse("3", {"map key ", quote(key.text), " stands twice"});
             // An array is one level deep, its shape included.
             const bool flat = key.is(Kind::bytes) && key.text == "shape" && left() > 0 && (bytes_[at_] & 0xF0) == 0x90;
             found.items.push_back(std::move(key)); found.items.push_back(value(flat ? depth : depth + 1));
@@ -521,17 +518,17 @@ struct Url {
     string host, port, path;
     // Take ws://host[:port][/path] apart; an IPv6 address stands in brackets.
     static Url parse(const string& text) {
-        const bool ascii = text.find_first_of("@# ") == string::npos && quoted(text) == "'" + text + "'";
-        if (text.compare(0, 6, "wss://") == 0) misuse({"url ", quoted(text), ": there is no TLS here; put a proxy beside it"});
-        if (!ascii || text.compare(0, 5, "ws://") != 0) misuse({"url must be like ws://host:port/path, not ", quoted(text)});
+        const bool ascii = text.find_first_of("@# ") == string::npos && quote(text) == "'" + text + "'";
+        if (text.compare(0, 6, "wss://") == 0) misuse({"url ", quote(text), ": there is no TLS here; put a proxy beside it"});
+        if (!ascii || text.compare(0, 5, "ws://") != 0) misuse({"url must be like ws://host:port/path, not ", quote(text)});
         const size_t slash = std::min(text.find_first_of("/?", 5), text.size());
         Url url{text.substr(5, slash - 5), "80", text.substr(slash)};
         if (url.path.empty() || url.path[0] != '/') url.path.insert(0, 1, '/');
         const size_t bracket = url.host.find(']'), colon = url.host.find(':', bracket == string::npos ? 0 : bracket);
         if (colon != string::npos) url.port = url.host.substr(colon + 1), url.host.resize(colon);
         const int port = url.port.find_first_not_of("0123456789") == string::npos ? std::atoi(url.port.c_str()) : 0;
-        if (port < 1 || port > 65535 || url.port.size() > 5) misuse({"url ", quoted(text), ": a port is 1 to 65535"});
-        if (url.host.empty() || (url.host[0] == '[') != (url.host.back() == ']')) misuse({"url ", quoted(text), ": no host"});
+        if (port < 1 || port > 65535 || url.port.size() > 5) misuse({"url ", quote(text), ": a port is 1 to 65535"});
+        if (url.host.empty() || (url.host[0] == '[') != (url.host.back() == ']')) misuse({"url ", quote(text), ": no host"});
         return url;
     }
 };
@@ -637,7 +634,7 @@ private:
         if (unused || (code == 1005 && size > 0)) refuse("7", {"a close frame with the code ", code});
         if (!read_utf8(reason, nullptr)) refuse("7", {"a close reason that is no UTF-8"}, 1007);
         send_close(size == 0 ? 1000 : code, "");
-        throw ConnectionClosed(cat({"the server closed with ", code, " ", quoted(reason)}), code, reason);
+        throw ConnectionClosed(cat({"the server closed with ", code, " ", quote(reason)}), code, reason);
     }
     void send_close(int code, string_view reason) {
         string payload = {static_cast<char>(code >> 8), static_cast<char>(code & 255)};
@@ -689,7 +686,7 @@ private:
             if (now_s() > deadline) fail({"the handshake took too long"});
             wait(POLLIN, std::min(slice_s, deadline - now_s()));
         }
-        const string shown = quoted(head);
+        const string shown = quote(head);
         const int status = head.size() > 12 && head.compare(0, 7, "HTTP/1.") == 0 ? std::atoi(head.c_str() + 9) : 0;
         if (status == 401) fail({"HTTP status 401: it wants its api_key"}, status);
         if (status != 101) fail({"HTTP status ", status, ": it answers ", shown, "; is it a training server?"}, status);
@@ -779,7 +776,7 @@ public:
         string points;
         place(entry, {Dtype::native(), 'U', 4}, 0);
         if (!read_utf8(utf8, &points) || points.size() / 4 > static_cast<size_t>(spec_.observation[entry].space.numbers[0]))
-            misuse({"entry ", entry, ": ", quoted(utf8), " is no UTF-8, or too long"});
+            misuse({"entry ", entry, ": ", quote(utf8), " is no UTF-8, or too long"});
         row_.text = points;
     }
 private:
@@ -972,7 +969,7 @@ public:
         Value message = decode(bytes); const Value *type = message.find("message_type"), *data = message.find("data");
         const string name = type != nullptr && type->is(Kind::text) ? type->text : "nothing";
         if (name != "metadata" && name != "action" && name != "infer" && name != "feedback")
-            refuse("2", {message.describe(), ", message_type ", quoted(name), ", expected metadata or action"});
+            refuse("2", {message.describe(), ", message_type ", quote(name), ", expected metadata or action"});
         const char* due = state_ == State::metadata ? "metadata" : state_ == State::action ? "action" : "nothing";
         if (name != due) refuse("4.2", {name, " came, ", due, " was due"});
         const bool first = state_ == State::metadata;
@@ -1154,7 +1151,7 @@ private:
         receive(std::min(30.0, remaining_s()));
         connected_at_ = now_s();
         const Value* server = session.metadata("server");
-        log(false, cat({"connected to ", options_.url, ", server ", quoted(server != nullptr ? server->text : "unknown")}));
+        log(false, cat({"connected to ", options_.url, ", server ", quote(server != nullptr ? server->text : "unknown")}));
         session.infer(out, options_.reuse, session.offers("env-spec") ? env_spec_ : "");
         for (Rows stepping;; stepping.clear()) {
             connection.queue(out), out.clear();
@@ -1174,10 +1171,8 @@ private:
             session.infer(out, options_.reuse, "");
         }
     }
-    // Wait for the next try, longer from try to try and jittered, or give up.
-    void pause(const string& error) {
-        ++tries_;
-        if (remaining_s() <= 0)
+    void pause(const string& error) {  // until the next try, longer from try to try and jittered; or give up
+        if (++tries_; remaining_s() <= 0)
             throw ConnectTimeout(cat({"no server at ", options_.url, " for ", static_cast<int>(without_server_s_), " s (", tries_,
                                       " tries); the last one: ", error}));
         const double jitter = 0.5 + 0.5 * static_cast<double>(std::random_device()()) / 4294967296.0;

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +24,7 @@ from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from websockets.sync.server import ServerConnection
 
@@ -97,15 +97,16 @@ def test_comes_back_after_a_drop(probe: Path) -> None:
 
 
 def test_connects_over_ipv6(probe: Path) -> None:
-    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
-        server = PolicyServer(lambda seen: np.zeros((len(seen["t"]), 2)), host="::1", port=0, episodes=2)
-        with running(probe, f"ws://[::1]:{server.port}/some/path", "--action-dim", "2"):
-            assert [episode.length for episode in server.run().episodes] == [3, 3]
-        return
-    pytest.skip("this machine has no IPv6")
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    server = PolicyServer(lambda seen: np.zeros((len(seen["t"]), 2)), host="::1", port=0, episodes=2)
+    with running(probe, f"ws://[::1]:{server.port}/some/path", "--action-dim", "2"):
+        assert [episode.length for episode in server.run().episodes] == [3, 3]
 
 
-@pytest.mark.parametrize("key", ["open sesame".replace(" ", "-"), "wrong"])
+@pytest.mark.parametrize("key", ["open-sesame", "wrong"])
 def test_api_key(key: str, probe: Path) -> None:
     server = PolicyServer(
         lambda seen: np.zeros((len(seen["t"]), 2)),
@@ -145,7 +146,13 @@ def test_says_what_is_no_websocket_server(answer: bytes, probe: Path) -> None:
                         peer.sendall(answer)
 
         threading.Thread(target=speak, daemon=True).start()
-        command = [probe, "--url", f"ws://127.0.0.1:{listener.getsockname()[1]}", "--connect-timeout", "0.3"]
+        command: list[str | Path] = [
+            probe,
+            "--url",
+            f"ws://127.0.0.1:{listener.getsockname()[1]}",
+            "--connect-timeout",
+            "0.3",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         listener.shutdown(socket.SHUT_RDWR)
     assert done.returncode == 1

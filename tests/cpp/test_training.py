@@ -1,4 +1,4 @@
-"""A policy is trained through C++ clients, and the trainer cannot tell them from Gymnasium's envs in its own process."""
+"""A policy is trained through C++ clients, and the trainer cannot tell them from Gymnasium's own environments."""
 
 from __future__ import annotations
 

@@ -374,7 +374,7 @@ int frames() {
     std::string sent;
     plugrl::write_frame(sent, plugrl::Op::text, "Hello", key);
     check(hex(sent) == "818537fa213d7f9f4d5158", "the masked Hello of RFC 6455");
-    for (const std::size_t size : {0, 1, 7, 8, 9, 125, 126, 127, 65535, 65536, 70001}) {
+    for (const std::size_t size : std::initializer_list<std::size_t>{0, 1, 7, 8, 9, 125, 126, 127, 65535, 65536, 70001}) {
         std::string payload, frame;
         for (std::size_t i = 0; i < size; ++i) payload += static_cast<char>(i * 7);
         plugrl::write_frame(frame, plugrl::Op::binary, payload, key);
@@ -388,7 +388,7 @@ int frames() {
     // What it receives, whole and in parts.
     const std::string long_ones = server_frame(0x82, std::string(126, 'x')) + server_frame(0x82, std::string(65535, 'x')) + server_frame(0x82, std::string(65536, 'x')) + server_frame(0x82, std::string(300000, 'x'));
     const std::string fragments = server_frame(0x02, "ab") + server_frame(0x89, "ping") + server_frame(0x00, "") + server_frame(0x8A, "pong") + server_frame(0x80, "cd") + server_frame(0x82, "e");
-    for (const std::size_t part : {1, 2, 3, 1000, 60000}) {
+    for (const std::size_t part : std::initializer_list<std::size_t>{1, 2, 3, 1000, 60000}) {
         check(events(server_frame(0x82, "") + server_frame(0x81, "Hello"), part) == "2: 1:Hello ", "short frames");
         check(events(long_ones, part) == "2:126 2:65535 2:65536 2:300000 ", "long frames");
         check(events(fragments, part) == "9:ping 10:pong 2:abcd 2:e ", "fragments, and pings between them");
