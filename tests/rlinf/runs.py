@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -20,7 +21,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from typing_extensions import Self
 
@@ -89,8 +89,9 @@ class Driver:
         """Give the processes that this run started and that are alive."""
         found = []
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(_MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+            # Read raw: Ray's processes write their titles over the beginning, where psutil then sees the end.
+            with contextlib.suppress(psutil.Error, OSError):
+                if self._mark.encode() in Path(f"/proc/{process.pid}/environ").read_bytes():
                     found.append(process)
         return found
 
