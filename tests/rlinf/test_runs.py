@@ -7,7 +7,11 @@ on the same machine ``spread``, with two env workers of two pipeline stages, whi
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import subprocess
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE_S)
 
+CPP = Path(__file__).resolve().parents[2] / "examples" / "cpp"
 BATCH = 256
 """Vector steps of an update, as the config has it."""
 STAGES = 4
@@ -184,3 +189,39 @@ def test_a_killed_driver_leaves_no_client_beyond_its_bound_and_no_port(
         wait_for(lambda: is_free(port), [])
         # Ray's own agents look for their head for another minute and a half; nothing that steps or learns is left.
         wait_for(lambda: not _workers(driver), [])
+
+
+@pytest.fixture(scope="module")
+def pendulum(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the Pendulum client in C++."""
+    if shutil.which("g++") is None and not os.environ.get("CI"):
+        pytest.skip("no g++ here")
+    build, make = tmp_path_factory.mktemp("cpp"), shutil.which("make") or "make"
+    subprocess.run([make, "-C", str(CPP), f"BUILD={build}", f"{build}/pendulum"], check=True, capture_output=True)
+    return build / "pendulum"
+
+
+def test_a_run_on_environments_in_cpp(tmp_path: Path, pendulum: Path) -> None:
+    port, processes = first_free_port(1), 4
+    folder = tmp_path / "cpp"
+    with contextlib.ExitStack() as stack:
+        driver = stack.enter_context(
+            Driver(
+                folder, "runner.max_epochs=2", "algorithm.update_epoch=1", f"env.train.port={port}",
+                f"env.train.episode_log={folder / 'episodes.csv'}",
+            )
+        )  # fmt: skip
+        clients = []
+        for rank in range(processes):
+            command = [str(pendulum), "--url", f"ws://127.0.0.1:{port}", "--num-envs", "4", "--rank", str(rank)]
+            command += ["--connect-timeout", str(PATIENCE_S)]
+            client = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(client.kill)
+            clients.append(client)
+        assert driver.process.wait(PATIENCE_S) == 0, driver.text[-6000:]
+        said = [client.communicate(timeout=PATIENCE_S)[0] for client in clients]
+    assert [client.returncode for client in clients] == [0] * processes
+    assert [line.split()[:2] for line in said] == [[f"steps={4 * 2 * BATCH}", "episodes=8"]] * processes
+    returns, reported = _returns(driver), driver.metrics("env/return")
+    assert [len(returns[update]) for update in reported] == [16, 16]
+    _check_means(reported, returns)
