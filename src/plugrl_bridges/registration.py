@@ -49,19 +49,18 @@ def _register() -> None:
 
 # Not derived from the classes of importlib.abc: importing those takes longer than everything else here.
 class _Watch:
-    """See Gymnasium being imported, once; find nothing else, and leave the finding to the others."""
+    """See Gymnasium being imported; find nothing else, and leave the finding to the others."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != _GYMNASIUM:
             return None
-        sys.meta_path.remove(self)
         for finder in sys.meta_path:
-            spec = finder.find_spec(fullname, path, target)
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = cast("Loader", _Registering(spec.loader))
+                    spec.loader = cast("Loader", _Registering(spec.loader, self))
                 return spec
         return None
 
@@ -69,8 +68,9 @@ class _Watch:
 class _Registering:
     """Load Gymnasium with its own loader, put that back in its place, and register."""
 
-    def __init__(self, loader: Any) -> None:  # noqa: ANN401 - a Loader; see above
+    def __init__(self, loader: Any, watch: _Watch) -> None:  # noqa: ANN401 - a Loader; see above
         self._loader = loader
+        self._watch = watch
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever that loader has
         return getattr(self._loader, name)
@@ -79,5 +79,7 @@ class _Registering:
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
+        if self._watch in sys.meta_path:  # not before: who only asks whether Gymnasium is there does not import it
+            sys.meta_path.remove(self._watch)
         self._loader.exec_module(module)
         _register()

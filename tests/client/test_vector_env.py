@@ -262,7 +262,7 @@ def test_infos_that_cannot_be_read_are_the_envs_fault(step: Value, ends_at: int)
 @pytest.mark.skipif(not HAS_MODES, reason="this Gymnasium has no autoreset modes")
 def test_reset_infos_that_cannot_be_read_are_the_envs_fault() -> None:
     with pytest.raises(EnvFailed, match=r"env Telling failed in reset\(\): "):
-        run(lambda: Telling(reset=None, step={}))
+        run(lambda: Telling(reset=None, step={}), lambda peer: peer.metadata(*ALL_FEATURES))
 
 
 @pytest.mark.skipif(not HAS_MODES, reason="this Gymnasium has no autoreset modes")

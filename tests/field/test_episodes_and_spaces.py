@@ -119,7 +119,7 @@ def test_row_19_an_algorithms_seed_reaches_env_i_as_seed_plus_i_once(
         return made[-1]
 
     kind("MlpPolicy", remote(make, envs=3), seed=0, n_steps=8, device="cpu", **more).learn(24)
-    assert [env.seeds[:3] for env in made] == [[None, i, None] for i in range(3)]
+    assert [env.seeds[:2] for env in made] == [[i, None] for i in range(3)]
     assert all(seed is None for env in made for seed in env.seeds[2:])
 
 
@@ -140,7 +140,7 @@ def test_row_20_options_are_one_shot(remote: Remote) -> None:
     for _ in range(4):
         act(env)
     env.reset()
-    assert made.options == [None, {"level": 3}, None, None, None]
+    assert made.options == [{"level": 3}, None, None, None]
     assert options == {"level": 3}
 
 
@@ -157,7 +157,6 @@ def test_row_20_options_are_one_shot(remote: Remote) -> None:
 )
 def test_row_22_and_25_a_run_equals_that_of_local_envs(remote: Remote, make: Any) -> None:
     mine, local = remote(make, envs=2), DummyVecEnv([make, make])
-    local.reset()  # as a client does before it connects
     for env in (mine, local):
         env.seed(3)
     assert repr(mine.observation_space) == repr(local.observation_space)

@@ -263,10 +263,13 @@ def test_a_record_of_a_client_with_another_release_has_the_form_of_ours(brought:
 @pytest.mark.parametrize("brought", ["the first", {"r": "high"}, {"l": np.arange(3)}], ids=str)
 def test_what_a_client_calls_an_episode_may_be_something_else(brought: Any) -> None:
     step = result(info_parts=parts([{}, {"episode": brought}, {}], [[0], [1], [2]]))
+    without = writer(dialect=InfoDialect.LISTS).step(step)
+    assert_same(without["final_info"][1], {"episode": brought})
     lists = writer(dialect=InfoDialect.LISTS, episodes=True).step(step)
-    assert_same(lists["final_info"][1], {"episode": brought})
-    arrays = writer(episodes=True).step(step)["final_info"]
-    assert arrays["_episode"].tolist() == [False, True, False]
+    arrays = writer(episodes=True).step(step)["final_info"]["episode"]
+    for slot, ended in step.ended.items():  # who asks for records gets them
+        assert lists["final_info"][slot]["episode"]["r"].item() == arrays["r"][slot] == ended.ret
+        assert lists["final_info"][slot]["episode"]["l"].item() == arrays["l"][slot] == ended.length
 
 
 @pytest.mark.parametrize("episodes", [False, True])

@@ -172,7 +172,7 @@ def test_a_step_before_the_first_reset(remote: Remote) -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "text"), [([np.nan], "holds NaN"), ([0.0, 1.0], "actions have shape"), (0.5, "actions have shape")]
+    ("action", "text"), [([np.nan], "holds NaN"), ([0.0, 1.0], "the action has shape"), (0.5, "the action has shape")]
 )
 def test_a_bad_action_is_refused_and_nothing_is_sent(remote: Remote, action: Any, text: str) -> None:
     made = CountingEnv()

@@ -77,7 +77,7 @@ def test_a_class_of_ones_own_is_made() -> None:
     client.join()
 
 
-@pytest.mark.parametrize(("seed", "start", "expected"), [(None, 0, [None]), (3, 0, [None, 3]), (3, 4, [None, 7])])
+@pytest.mark.parametrize(("seed", "start", "expected"), [(None, 0, [None]), (3, 0, [3]), (3, 4, [7])])
 def test_seed_and_start_index_reach_the_first_reset(
     remote: Remote, seed: int | None, start: int, expected: list[int | None]
 ) -> None:

@@ -213,7 +213,7 @@ def test_a_seed_reaches_env_i_as_seed_plus_i_exactly_once(remote: Remote) -> Non
     assert list(env.seed(7)) == [7, 8, 9]
     env.reset()
     env.reset()
-    assert [each.seeds for each in made] == [[None, 7 + i, None] for i in range(3)]
+    assert [each.seeds for each in made] == [[7 + i, None] for i in range(3)]
 
 
 def test_seeding_with_none_asks_for_nothing(remote: Remote) -> None:
@@ -240,7 +240,7 @@ def test_options_are_used_once_and_the_callers_are_never_changed(remote: Remote,
     act(env)
     env.reset()
     sizes = [3, 3] if form == "dict" else [3, 4]
-    assert [each.options for each in made] == [[None, {"map": {"size": size}}, None, None] for size in sizes]
+    assert [each.options for each in made] == [[{"map": {"size": size}}, None, None] for size in sizes]
     assert repr(options) == before
 
 

@@ -333,7 +333,7 @@ def test_a_fault_of_the_library_is_1011_without_a_traceback_on_the_wire(
 ) -> None:
     puppet = Puppet(run.env.url, (9,))
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, running: bool) -> None:  # noqa: ARG001 - as the one it stands for
         raise RuntimeError("the secret inside")
 
     with monkeypatch.context() as patch:

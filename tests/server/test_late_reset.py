@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from plugrl_bridges.errors import StepTimeout
-from tests.support import RESYNC, Puppet, knows_reset, wait_until
+from plugrl_bridges.errors import RemoteProtocolError, StepTimeout
+from plugrl_bridges.server.announced import Announced
+from plugrl_bridges.server.autoreset import AutoresetMode
+from tests.support import RESYNC, STOP, Puppet, knows_reset, wait_until
 from tests.transport.ends import Task
 
 if TYPE_CHECKING:
@@ -136,3 +138,86 @@ def test_nobody_could_reset_a_client_that_does_not_know_how(
     assert "[late-reset] env_spec: unreset needs seeded-reset" in caplog.text
     Puppet(env.url, (1,)).infer()
     task.result()
+
+
+def test_a_spare_that_breaks_the_rules_is_sent_away_and_the_run_goes_on(begun: tuple[Lockstep, Puppet]) -> None:
+    env, puppet = begun
+    spare = newcomer(env, 2, 3)
+    spare.action()
+    none = np.zeros(0, int)
+    spare.feed_back(
+        env_indices=none, step_ids=none, rewards=np.zeros(0, np.float32), terminated=np.zeros(0, bool),
+        truncated=np.zeros(0, bool), obs={"images": {}, "states": {"obs": np.zeros((0, 3), np.float32)}, "text": []},
+    )  # fmt: skip
+    spare.infer(
+        env_indices=np.array([0]), step_ids=np.array([0]),
+        data={"images": {}, "states": {"obs": np.zeros((1, 3), np.float32)}, "text": ""},
+    )  # fmt: skip
+    assert spare.close_seen() == STOP
+    step = stepping(env)
+    puppet.step()
+    assert not step.result().truncated.any()
+
+
+def test_a_spare_that_is_ready_goes_before_one_that_is_not(begun: tuple[Lockstep, Puppet]) -> None:
+    env, puppet = begun
+    stuck = newcomer(env, 2, rank=0)
+    stuck.action()
+    ready = newcomer(env, 3, rank=1)
+    ready.obey_reset()
+    step = stepping(env)
+    puppet.vanish()
+    assert step.result().observations[0].tolist() == [[3, 1, 0]]
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP])
+def test_a_replacement_in_the_reset_after_an_end_is_reset(make_bridge: MakeBridge, mode: AutoresetMode) -> None:
+    env = make_bridge(num_envs=1, autoreset_mode=mode)
+    puppet = newcomer(env, 1)
+    task = Task(env.reset)
+    puppet.obey_reset()
+    task.result()
+    step = stepping(env)
+    puppet.step(terminated=True)
+    assert step.result().terminated.tolist() == [True]
+    lose(env, puppet)
+    task = Task(env.reset)
+    other = newcomer(env, 2)
+    other.obey_reset()
+    assert task.result().observations[0].tolist() == [[2, 1, 0]]
+    step = stepping(env)
+    other.step()
+    assert step.result().observations[0].tolist() == [[2, 1, 1]]
+
+
+def test_a_client_that_came_back_is_reset_when_the_trainer_resets(make_bridge: MakeBridge) -> None:
+    env = make_bridge(num_envs=1, autoreset_mode=AutoresetMode.DISABLED)
+    features = {"features": ["seeded-reset", "env-spec", "late-reset"]}
+    puppet = Puppet(env.url, (1,)).infer(env_spec={**features, "unreset": True})
+    task = Task(env.reset)
+    puppet.obey_reset()
+    task.result()
+    step = stepping(env)
+    puppet.vanish()
+    again = Puppet(env.url, (1,))
+    again.episode, again.t = 1, 2
+    again.infer(env_spec=features)
+    assert step.result().lost == (0,)
+    task = Task(env.reset)
+    again.obey_reset()
+    assert task.result().observations[0].tolist() == [[1, 2, 0]]
+
+
+def test_a_client_that_cannot_reset_begins_the_episode_that_it_has_begun(make_bridge: MakeBridge) -> None:
+    env = make_bridge(num_envs=1, autoreset_mode=AutoresetMode.DISABLED)
+    puppet = Puppet(env.url, (1,)).infer()
+    env.reset()
+    step = stepping(env)
+    puppet.step(terminated=True)
+    step.result()
+    assert env.reset([5]).observations[0].tolist() == [[1, 1, 0]]
+
+
+def test_a_server_without_the_feature_takes_no_placeholders() -> None:
+    with pytest.raises(RemoteProtocolError, match=r"\[late-reset\].*does not list"):
+        Announced.from_wire({"features": ["seeded-reset"], "unreset": True}, ("env-spec",))

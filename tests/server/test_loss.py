@@ -311,7 +311,7 @@ def test_during_a_reset_without_a_seed_the_replacement_is_as_it_came(make_bridge
 def test_clients_that_come_and_go_do_not_keep_up_a_reset_for_ever(
     make_bridge: MakeBridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lockstep, "_RESET_ROUNDS_S", 0.0)
+    monkeypatch.setattr(lockstep, "_RESET_PATIENCE", 0.0)
     env = make_bridge(num_envs=1)
     puppet = Puppet(env.url, (1,)).infer(env_spec=knows_reset())
     task = Task(lambda: env.reset([5]))

@@ -212,7 +212,7 @@ class Exchange:
         if self._batch.began:
             self._batch.reset(rows.tolist(), request.seeds, request.options)
         else:  # all of them, as was seen to before
-            order = [rows.tolist().index(row) for row in self._rows]
+            order = np.argsort(rows).tolist()
             self._begin([request.seeds[at] for at in order], [request.options[at] for at in order])
         self._book.drop(rows)
 

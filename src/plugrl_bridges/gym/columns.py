@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plugrl_bridges.wire.info import info_entries, is_batched, own
+from plugrl_bridges.wire.info import info_entries, is_batched, own, split_info
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from plugrl_bridges.server.result import InfoPart
     from plugrl_bridges.wire.codec import Array, Value
 
-__all__ = ["Columns"]
+__all__ = ["Columns", "wide_enough"]
 
 
 class Columns:
@@ -60,20 +62,25 @@ class Columns:
             if not len(at):
                 continue
             if isinstance(value, Mapping):
-                inner = target.get(name)
-                if not isinstance(inner, dict):
-                    inner = target[name] = {}
-                self._add(inner, value, slots, at, top=False)
-                self._mark(target, name, slots[at])
+                inner = target.setdefault(name, {})
+                if isinstance(inner, dict):
+                    self._add(inner, value, slots, at, top=False)
+                    self._mark(target, name, slots[at])
+                else:  # others have no dict under this key
+                    rows_of_dicts = [split_info({"it": value}, m)[row]["it"] for row in at.tolist()]
+                    self._put(target, name, _objects(rows_of_dicts), slots[at])
             else:
                 self._put(target, name, _rows_of(value, m, at), slots[at])
 
     def _put(self, target: dict[str, Any], name: str, values: Array, slots: Array) -> None:
         column = target.get(name)
-        if not isinstance(column, np.ndarray):
-            column = target[name] = np.full(self._n, None) if values.dtype == object else _zeros(self._n, values)
-        elif column.dtype == object or column.shape[1:] != values.shape[1:] or values.dtype == object:
-            column = target[name] = _as_objects(column)
+        if column is None:
+            column = np.full(self._n, None) if values.dtype == object else _zeros(self._n, values)
+        elif isinstance(column, dict):  # others have a dict under this key
+            column = _objects([_row(column, slot) for slot in range(self._n)])
+        elif column.dtype != values.dtype or column.shape[1:] != values.shape[1:]:
+            column = wide_enough(column, values)
+        target[name] = column
         if column.dtype == object:
             for slot, value in zip(slots.tolist(), values, strict=True):
                 column[slot] = value
@@ -109,16 +116,29 @@ def _rows_of(value: Value, m: int, at: Array) -> Array:
         isinstance(each, np.ndarray) and each.shape == first.shape for each in listed
     ):
         return np.stack(listed)
+    return _objects(listed)
+
+
+def wide_enough(column: Array, values: Array) -> Array:
+    """Give a column that can hold its own values and others: of the numbers' common dtype, else of objects."""
+    kinds = {column.dtype.kind, values.dtype.kind}
+    if column.shape[1:] == values.shape[1:] and kinds <= set("iuf"):
+        return column.astype(np.result_type(column, values))
+    return column if column.dtype == object else _objects(column.tolist() if column.ndim == 1 else list(column))
+
+
+def _objects(listed: Sequence[Any]) -> Array:
     objects = np.full(len(listed), None)
     for i, each in enumerate(listed):
         objects[i] = each
     return objects
 
 
-def _as_objects(column: Array) -> Array:
-    if column.dtype == object:
-        return column
-    objects = np.full(len(column), None)
-    for i, each in enumerate(column.tolist() if column.ndim == 1 else column):
-        objects[i] = each
-    return objects
+def _row(columns: Mapping[str, Any], slot: int) -> dict[str, Any]:
+    """Give one env's dict of columns with masks."""
+    row: dict[str, Any] = {}
+    for key, value in columns.items():
+        mask = columns.get("_" + key)
+        if mask is not None and mask[slot]:
+            row[key] = _row(value, slot) if isinstance(value, dict) else value[slot]
+    return row

@@ -107,6 +107,25 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """The URL for ``plugrl-env-client --url``."""
         return self._lockstep.url
 
+    @property
+    def client_losses(self) -> int:
+        """How many times the client was lost."""
+        return self._lockstep.client_losses
+
+    def __repr__(self) -> str:
+        """Show the address."""
+        return f"<{type(self).__name__} {self.url}>"
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Refuse to be pickled or copied: a listening socket and its client cannot be.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"{self!r} can be neither pickled nor copied: its client is connected to this one; make another"
+        )
+
     def __getattr__(self, name: str) -> Any:
         """Wait for the client when something is asked that only it can tell."""
         if name not in _NEEDS_CLIENTS or "_lockstep" not in self.__dict__:
@@ -152,7 +171,10 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             ClientLost: if it went away and none took its place.
             EnvPoisoned: before the first reset, after a step that failed, or when closed.
         """
-        self._lockstep.send(np.asarray(action)[None])
+        array, shape = np.asarray(action), self.action_space.shape
+        if array.shape != shape:
+            raise ValueError(f"the action has shape {array.shape}, expected {shape} for {self.action_space}")
+        self._lockstep.send(array[None])
         step = self._lockstep.wait()
         info = _with_loss(step.infos[0], step)
         return self._observation(step), float(step.rewards[0]), bool(step.terminated[0]), bool(step.truncated[0]), info

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 
-from plugrl_bridges.gym.columns import Columns
+from plugrl_bridges.gym.columns import Columns, wide_enough
 from plugrl_bridges.server.autoreset import AutoresetMode
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["InfoDialect", "InfoWriter"]
 
+_NUMBERS = (bool, int, float, np.number)
 _RECORD_TYPES = {"r": np.float32, "l": np.int32, "t": np.float32}  # of ``RecordEpisodeStatistics``, in 0.29
 
 
@@ -118,6 +119,8 @@ class InfoWriter:
     def _add_episodes(self, columns: Columns, step: StepResult) -> None:
         if not self._episodes:
             return
+        if not _is_record(columns.infos.get("episode", {"r": 0, "l": 0})):  # the env calls something else an episode
+            del columns.infos["episode"], columns.infos["_episode"]
         _make_flat(columns.infos.get("episode"))
         brought = columns.infos.get("_episode", np.zeros(self._n, np.bool_))
         slots = np.array([slot for slot in step.ended if not brought[slot]], np.int64)
@@ -146,7 +149,8 @@ class InfoWriter:
             if over[slot] and self._episodes:
                 ended = step.ended[slot]
                 counted = {"r": ended.ret, "l": ended.length, "t": ended.elapsed_s}
-                info["episode"] = _listed(info.get("episode", counted))
+                record = info.get("episode")
+                info["episode"] = _listed(record if _is_record(record) else counted)
             if over[slot] and self._same_step and observations is not None:
                 self._list(infos, began.get(slot, {}), slot)
                 info = {"final_observation": observations[slot], "final_info": info}
@@ -161,7 +165,10 @@ class InfoWriter:
                 numeric = type(value) in {int, float, bool} or isinstance(value, np.number)
                 infos[key] = np.zeros(self._n, type(value)) if numeric else np.full(self._n, None)
                 infos["_" + key] = np.zeros(self._n, np.bool_)
-            infos[key][slot] = value
+            column, own = infos[key], np.asarray([value]) if isinstance(value, _NUMBERS) else np.array([None])
+            if column.dtype not in {np.dtype(object), own.dtype}:
+                infos[key] = column = wide_enough(column, own)
+            column[slot] = value
             infos["_" + key][slot] = True
 
     def _with_losses(self, infos: dict[str, Any], step: StepResult) -> dict[str, Any]:
@@ -172,6 +179,10 @@ class InfoWriter:
             lost[list(step.lost)] = True
             infos["client_lost"], infos["_client_lost"] = lost, lost.copy()
         return infos
+
+
+def _is_record(value: object) -> bool:
+    return isinstance(value, dict) and "r" in value and "l" in value
 
 
 def _make_flat(record: object) -> None:

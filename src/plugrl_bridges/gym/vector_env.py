@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import gymnasium
@@ -24,7 +24,6 @@ from plugrl_bridges.server.options import BridgeOptions
 if TYPE_CHECKING:
     import os
     import ssl as ssl_module
-    from collections.abc import Sequence
 
     from gymnasium import spaces
 
@@ -335,8 +334,10 @@ def _gymnasiums(mode: AutoresetMode) -> Any:
 def _seeds(seed: int | Sequence[int | None] | None, n: int) -> list[int | None] | None:
     if seed is None:
         return None
-    if isinstance(seed, (int, np.integer)):
+    if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool):
         return [int(seed) + i for i in range(n)]
+    if isinstance(seed, bool) or not isinstance(seed, (Sequence, np.ndarray)):
+        raise TypeError(f"seed must be an int, one int or None per env, or None, got {seed!r}")
     return list(seed)
 
 

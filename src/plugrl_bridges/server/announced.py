@@ -15,10 +15,10 @@ from gymnasium.envs.registration import EnvSpec
 
 from plugrl_bridges.errors import RemoteProtocolError, SpaceError
 from plugrl_bridges.spaces import ObservationLayout, space_from_wire
-from plugrl_bridges.wire.session import SEEDED_RESET
+from plugrl_bridges.wire.session import LATE_RESET, SEEDED_RESET
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from plugrl_bridges.wire.codec import Value
 
@@ -67,8 +67,12 @@ class Announced:
             return None
 
     @staticmethod
-    def from_wire(spec: Mapping[str, Value] | None) -> Announced:
+    def from_wire(spec: Mapping[str, Value] | None, offered: Collection[str] = ()) -> Announced:
         """Parse the map of an infer's ``env_spec``; None gives an `Announced` that knows nothing.
+
+        Args:
+            spec: The map.
+            offered: Optional features that this server lists.
 
         Raises:
             RemoteProtocolError: naming the key that is not as the feature says [env-spec].
@@ -89,7 +93,7 @@ class Announced:
             rank=_bounded(spec, "rank", 0),
             group_num_envs=_bounded(spec, "group_num_envs", 1),
             features=frozenset(features),
-            unreset=_unreset(spec, features),
+            unreset=_unreset(spec, features, offered),
             client=" ".join(filter(None, (name, version))) or Announced.client,
         )
 
@@ -125,12 +129,14 @@ def _typed(spec: Mapping[str, Value], key: str, kind: type) -> Any:  # noqa: ANN
     return value
 
 
-def _unreset(spec: Mapping[str, Value], features: list[str]) -> bool:
+def _unreset(spec: Mapping[str, Value], features: list[str], offered: Collection[str]) -> bool:
     unreset = spec.get("unreset", False)
     if not isinstance(unreset, bool):
         raise RemoteProtocolError(
             f"env_spec: unreset must be a bool, got {type(unreset).__name__}", clause="late-reset"
         )
+    if unreset and LATE_RESET not in offered:
+        raise RemoteProtocolError("env_spec: unreset, but the metadata does not list late-reset", clause="late-reset")
     if unreset and SEEDED_RESET not in features:
         raise RemoteProtocolError(
             "env_spec: unreset needs seeded-reset among the features, or nobody could reset it", clause="late-reset"

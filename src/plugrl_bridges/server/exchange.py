@@ -66,7 +66,7 @@ class Exchange:
     """
 
     def __init__(self, options: BridgeOptions, metadata: Metadata) -> None:
-        self.roster = Roster(options)
+        self.roster = Roster(options, metadata.features)
         self.step: StepResult | None = None
         self.last: list[Array] = []
         self.upcoming: Upcoming | None = None
@@ -103,8 +103,9 @@ class Exchange:
         """Take an infer: a newcomer's first, or the observations that end this step."""
         seat = self.roster.seat_of(peer)
         if seat is None:
-            self.roster.welcome(peer, infer)
-            if self.last and not self.resetting:  # in the middle of a run; a reset that is open asks by itself
+            running = bool(self.last) and not self.resetting  # a reset that is open asks by itself
+            self.roster.welcome(peer, infer, running=running)
+            if running:
                 self.prepare_spares()
             return
         if not seat.knows(infer.env_indices):
@@ -114,12 +115,14 @@ class Exchange:
                 f"{all_names}: a lockstep trainer would wait for ever. Use one env per connection, or action_horizon=1 "
                 "and a client that steps all its envs together"
             )
-            self.roster.failure = error
+            if seat.slots:
+                self.roster.failure = error
             raise error
         layout = self.observation_layout
         if seat.preparing:
-            seat.preparing = False
             self.roster.hold(seat, infer)
+            seat.preparing, seat.first = False, True
+            self.roster.admit(seat)
             return
         step = self._open()
         if infer.reuse is None:
@@ -143,7 +146,7 @@ class Exchange:
         step.rewards[rows] = feedback.rewards
         step.terminated[rows] = feedback.terminated
         step.truncated[rows] = feedback.truncated
-        seat.fed_back = True
+        seat.fed_back = seat.first = True
         done = feedback.terminated | feedback.truncated
         if b"\x01" in done.tobytes():
             slots = seat.slots_of(feedback.env_indices)[done]
@@ -263,7 +266,7 @@ class Exchange:
         request = ResetRequest(
             asked.env_indices, tuple(seeds[slot] for slot in slots), tuple(options[slot] for slot in slots)
         )
-        seat.unreset = False
+        seat.unreset, seat.first = False, True
         self.answer(seat, self._no_actions(self.num_envs), request)
 
     def prepare_spares(self) -> None:
@@ -275,8 +278,7 @@ class Exchange:
             n = len(seat.envs)
             request = ResetRequest(asked.env_indices, (None,) * n, (None,) * n)
             message = seat.peer.session.answer(Action(asked.env_indices, self._no_actions(n), request))
-            seat.held, seat.reset_info = None, None
-            seat.unreset, seat.preparing = False, True
+            self.roster.prepare(seat)
             self.hub.send(seat.peer, message)
 
     def _no_actions(self, num_envs: int) -> Array:
@@ -286,14 +288,11 @@ class Exchange:
             raise EnvPoisoned("no client has connected yet: call reset() first")
         return np.zeros((self._options.action_horizon, num_envs, *(layout.shape or (1,))), layout.dtype)
 
-    def _preparing(self) -> bool:
-        return any(seat.preparing for seat in self.roster.sitting)
-
     def gather(self, timeout_s: float) -> None:
         """Drive the hub until every slot has its result.
 
         Args:
-            timeout_s: Seconds since `begin` for the result, and seconds that a lost slot may stay vacant.
+            timeout_s: Seconds from now for the result, and seconds that a lost slot may stay vacant.
 
         Raises:
             StepTimeout: naming the slots that are missing.
@@ -301,7 +300,7 @@ class Exchange:
             RaggedClientError: if a client cannot be served in lockstep.
             EnvPoisoned: if the hub was closed meanwhile.
         """
-        deadline = self._started + timeout_s
+        deadline = time.monotonic() + timeout_s
         if self._blank is None:  # made while the envs step, which costs nobody anything
             self._blank = self._make_blank()
         self.hub.poll_if_due()
@@ -311,11 +310,11 @@ class Exchange:
             ):
                 break
         next_report = _FIRST_REPORT_S
-        while self._pending or self.roster.losses or self._preparing():
+        while self._pending or self.roster.losses:
             self._check_failure()
             now = time.monotonic()
             elapsed = now - self._started
-            if (self._pending or self._preparing()) and now >= deadline:
+            if self._pending and now >= deadline:
                 self._give_up_on_silent(timeout_s)
                 continue
             if self.roster.losses:
@@ -344,11 +343,8 @@ class Exchange:
             text = report.lost_clients(self.hub.url, losses, self.num_envs)
             raise StepTimeout(text) if any(loss.timed_out for loss in losses.values()) else ClientLost(text)
 
-    def _owing(self) -> list[Seat]:
-        return [seat for seat in self.roster.sitting if seat.acting or seat.preparing]
-
     def _report_wait(self, elapsed: float) -> None:
-        acting = self._owing()
+        acting = [seat for seat in self.roster.sitting if seat.acting]
         if acting:
             logger.warning("still waiting: %s", report.still_acting(self.hub.url, acting, self.num_envs, elapsed))
         else:
@@ -358,7 +354,7 @@ class Exchange:
 
     def _give_up_on_silent(self, timeout_s: float) -> None:
         """End the connections that owe a result [7.3]; by policy that is an error, or the loss of a client."""
-        silent = self._owing()
+        silent = [seat for seat in self.roster.sitting if seat.acting]
         text = report.still_acting(self.hub.url, silent, self.num_envs, timeout_s)
         logger.warning("%s", text)
         for seat in silent:
@@ -389,6 +385,8 @@ class Exchange:
     def finish_step(self) -> StepResult:
         """Put the newcomers' observations in their rows, say who was lost, and close the result of a step."""
         step = self._open()
+        for parts in (step.info_parts, step.reset_parts):  # whoever answered first, the infos come out the same
+            parts.sort(key=lambda part: int(part.slots[0]))
         for slot in self.roster.unreported:  # lost between two steps: nothing of this step reached its env
             self._truncate(step, slot, [_row(array, slot) for array in self.last])
         for seat in self.roster.sitting:
@@ -427,7 +425,7 @@ class Exchange:
 
     @staticmethod
     def _take_held(seat: Seat, step: StepResult) -> None:
-        if seat.held is None:
+        if seat.held is None or seat.unreset:
             return
         rows = list(seat.slots)
         for array, held in zip(step.observations, seat.held, strict=True):

@@ -20,6 +20,7 @@ from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.server.episodes import EpisodeCounter
 from plugrl_bridges.server.exchange import Exchange
 from plugrl_bridges.server.greeting import greeting
+from plugrl_bridges.server.options import seconds
 from plugrl_bridges.spaces import ActionLayout, ObservationLayout
 from plugrl_bridges.wire.codec import encode
 from plugrl_bridges.wire.messages import ResetRequest
@@ -38,7 +39,7 @@ __all__ = ["FEATURES", "Lockstep"]
 
 T = TypeVar("T")
 
-_RESET_ROUNDS_S = 3.0  # times the timeout: clients that come and go during a reset do not keep it up for ever
+_RESET_PATIENCE = 3.0  # times the timeout: clients that come and go during a reset do not keep it up for ever
 
 FEATURES = (REUSE_FEEDBACK_OBS, ENV_SPEC, SEEDED_RESET, LATE_RESET)
 """Optional features that the bridge offers [10]."""
@@ -221,11 +222,14 @@ class Lockstep:
             timeout_s: Replaces the option ``timeout`` for this step.
 
         Raises:
+            ValueError: for a timeout that is no number of seconds above 0.
             StepTimeout: naming the missing slots; the environment is poisoned.
             ClientLost: if a client went away and, by policy, this is an error or nobody took its place.
             RaggedClientError: if a client cannot be served in lockstep.
             EnvPoisoned: if no step is in flight, or an earlier one failed.
         """
+        if timeout_s is not None:
+            seconds("timeout", timeout_s)
         self._check_usable()
         if not self.stepping:
             raise EnvPoisoned("no step is in flight: call step_async first")
@@ -270,6 +274,8 @@ class Lockstep:
             begun = {slot for slot in waiting if seeds[slot] is None and not options[slot]}
         for seat in self._roster.sitting:
             slots = set(seat.slots)
+            if not seat.first:  # a client that came back, in the midst of its episodes
+                begun -= slots
             asked = (slots & chosen) - begun
             if asked and not slots <= chosen:
                 raise ValueError(
@@ -300,6 +306,8 @@ class Lockstep:
             going_on = self._reset_seats(seeds, options, chosen, begun)
         finally:
             exchange.resetting = False
+        if exchange.upcoming is not None:  # of a client that cannot reset, the next episode is all there is
+            begun |= {slot for slot in going_on if exchange.upcoming.waiting[slot]}
         step = exchange.finish_reset(chosen, begun)
         exchange.prepare_spares()
         self._ever_reset = True
@@ -318,7 +326,7 @@ class Lockstep:
         if not self._ever_reset:  # a simulator's first reset may take as long as its start
             limit = self.options.connect_timeout
             timeout_s = max(timeout_s, math.inf if limit is None else limit)
-        give_up_at = time.monotonic() + _RESET_ROUNDS_S * timeout_s
+        give_up_at = time.monotonic() + _RESET_PATIENCE * timeout_s
         asked: set[int] = set()
         going_on: set[int] = set()
 
@@ -326,13 +334,13 @@ class Lockstep:
             return [
                 seat
                 for seat in self._roster.sitting
-                if seat.peer.number not in asked and chosen.issuperset(seat.slots) and not begun.issuperset(seat.slots)
+                if seat.peer.number not in asked
+                and chosen.issuperset(seat.slots)
+                and (seat.unreset or not begun.issuperset(seat.slots))
             ]
 
         while True:
             for seat in to_ask():
-                if seat.preparing:  # its own first reset is under way: it is asked in the next round
-                    continue
                 asked.add(seat.peer.number)
                 if not self._reset_seat(seat, seeds, options):
                     going_on.update(seat.slots)
@@ -347,7 +355,7 @@ class Lockstep:
         """Ask a client to reset its envs, if need be; tell whether they begin an episode, now or before."""
         seeded = any(seeds[slot] is not None for slot in seat.slots)
         with_options = any(options[slot] for slot in seat.slots)
-        if seat.held is not None and not seat.unreset and not seeded and not with_options:
+        if seat.held is not None and seat.first and not seat.unreset and not seeded and not with_options:
             return True  # it brought a first observation that nobody has seen
         if SEEDED_RESET not in seat.features:
             self._say_what_cannot_be_reset(seat, seeded=seeded, with_options=with_options)

@@ -20,7 +20,7 @@ from plugrl_bridges.server.autoreset import AutoresetMode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BridgeOptions", "OnClientLoss", "whole"]
+__all__ = ["BridgeOptions", "OnClientLoss", "seconds", "whole"]
 
 Space: TypeAlias = "spaces.Space[Any]"
 
@@ -87,10 +87,10 @@ class BridgeOptions:
         whole("port", self.port, 0, _MAX_PORT)
         whole("action_horizon", self.action_horizon, 1, None)
         whole("max_message_bytes", self.max_message_bytes, 1024, None)
-        _seconds("timeout", self.timeout)
+        seconds("timeout", self.timeout)
         for name in ("connect_timeout", "ping_interval", "ping_timeout"):
             if getattr(self, name) is not None:
-                _seconds(name, getattr(self, name))
+                seconds(name, getattr(self, name))
         self._check_types()
         if self.api_key == "":
             raise ValueError("api_key must not be empty; None admits every client")
@@ -153,7 +153,16 @@ def whole(name: str, value: object, least: int, most: int | None) -> None:
         raise ValueError(f"{name} must be a whole number {bounds}, got {value!r}")
 
 
-def _seconds(name: str, value: object) -> None:
+def seconds(name: str, value: object) -> None:
+    """Check an argument that is a number of seconds above 0.
+
+    Args:
+        name: Of the argument.
+        value: What was passed.
+
+    Raises:
+        ValueError: naming the argument, for anything else.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise ValueError(  # noqa: TRY004 - one kind of error for every bad number
             f"{name} must be a number of seconds above 0, got {type(value).__name__} {value!r}"

@@ -287,7 +287,7 @@ class PolicyServer:
             SpaceError: if its spaces will not do.
         """
         options = self._options
-        announced = Announced.from_wire(infer.env_spec)
+        announced = Announced.from_wire(infer.env_spec, FEATURES)
         try:
             layout = surfaced_layout(options, announced.observation_space, infer.observation)
             if announced.observation_space is not None:

@@ -23,9 +23,10 @@ from plugrl_bridges.server.surfaced import surfaced_layout, surfaced_space
 from plugrl_bridges.spaces import ActionLayout
 from plugrl_bridges.wire.closing import FEEDBACK_TIMEOUT
 from plugrl_bridges.wire.info import own
+from plugrl_bridges.wire.session import LATE_RESET
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from plugrl_bridges.server.options import BridgeOptions
     from plugrl_bridges.server.peer import Peer
@@ -42,6 +43,7 @@ class Roster:
 
     Args:
         options: As the adapters take them.
+        offered: Optional features that the metadata lists.
 
     Attributes:
         sitting: Seats that fill slots, in slot order.
@@ -51,7 +53,7 @@ class Roster:
         failure: An error that the trainer must hear of, or None.
     """
 
-    def __init__(self, options: BridgeOptions) -> None:
+    def __init__(self, options: BridgeOptions, offered: Collection[str]) -> None:
         self.sitting: list[Seat] = []
         self.losses: dict[int, Loss] = {}
         self.unreported: dict[int, Loss] = {}
@@ -61,8 +63,10 @@ class Roster:
         self.observation_layout: ObservationLayout | None = None
         self.action_layout: ActionLayout | None = None
         self._options = options
+        self._offered = offered
         self._table = SlotTable(options.num_envs)
         self._seats: dict[int, Seat] = {}
+        self._candidates: dict[int, Candidate] = {}
         self._warned: set[str] = set()
         self._refusal: str | None = None
 
@@ -81,8 +85,8 @@ class Roster:
         return self._seats.get(peer.number)
 
     def unprepared(self) -> list[Seat]:
-        """Give the seats whose envs wait for a first reset that nobody has asked for."""
-        return [seat for seat in self._seats.values() if seat.unreset]
+        """Give those without slots whose envs wait for a first reset that nobody has asked for."""
+        return [seat for seat in self._seats.values() if seat.unreset and not seat.slots]
 
     def warn_once(self, text: str, *, kind: str) -> None:
         """Log a warning the first time that one of its kind is given: texts differ with every address."""
@@ -103,15 +107,20 @@ class Roster:
             notes.append(self._refusal)
         return report.waiting_for_clients(url, self.num_envs, waiting, elapsed_s, notes)
 
-    def welcome(self, peer: Peer, infer: Infer) -> None:
-        """Take in a connection's first infer; it sits, or is a spare.
+    def welcome(self, peer: Peer, infer: Infer, *, running: bool) -> None:
+        """Take in a connection's first infer; it sits, or is a spare, or is to be reset before it is either.
+
+        Args:
+            peer: The connection.
+            infer: Its first message.
+            running: Whether the trainer has had its first observations, and no reset is under way.
 
         Raises:
             RaggedClientError: if one env of it could not wait for the trainer while the others step.
             RemoteProtocolError: for an ``env_spec`` or an observation that is not as it should be.
             SpaceError: if its spaces are not those in use; while slots are open, ``failure`` has it too.
         """
-        announced = Announced.from_wire(infer.env_spec)
+        announced = Announced.from_wire(infer.env_spec, self._offered)
         n = len(infer.env_indices)
         seat = Seat(peer, tuple(infer.env_indices.tolist()), announced.features, unreset=announced.unreset)
         self._check_can_wait(seat)
@@ -121,8 +130,22 @@ class Roster:
         except RemoteProtocolError as exc:
             self._refusal = f"the client at {peer.address} was sent away: {exc}"
             raise
+        # Of one that leaves its first reset to the trainer, real observations mean that it was here before.
+        seat.first = LATE_RESET not in announced.features
         self._seats[peer.number] = seat
-        self._apply(self._table.arrive(Candidate(peer.number, n, announced.rank, announced.group_num_envs)))
+        self._candidates[peer.number] = Candidate(peer.number, n, announced.rank, announced.group_num_envs)
+        if not (running and seat.unreset):
+            self.admit(seat)
+
+    def admit(self, seat: Seat) -> None:
+        """Let a connection sit, or be a spare."""
+        self._apply(self._table.arrive(self._candidates[seat.peer.number]))
+
+    def prepare(self, seat: Seat) -> None:
+        """Keep a connection apart while its envs are reset for the first time; `admit` it then."""
+        self._table.leave(seat.peer.number)
+        seat.held, seat.reset_info = None, None
+        seat.unreset, seat.preparing = False, True
 
     def hold(self, seat: Seat, infer: Infer) -> None:
         """Keep the first observations and infos that a seat's envs bring, until a step hands them to the trainer.
@@ -144,6 +167,7 @@ class Roster:
     def leave(self, peer: Peer, why: str) -> Seat | None:
         """Take in the end of a connection; give its seat, if it had slots. Spares that fit move up."""
         seat = self._seats.pop(peer.number, None)
+        self._candidates.pop(peer.number, None)
         if seat is None:
             return None
         if seat in self.sitting:

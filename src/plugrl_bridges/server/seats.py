@@ -31,7 +31,9 @@ class Seat:
         reset_info: Info of the reset that came with ``held``, batched over the envs as it came; None if none.
         slots: The slots its envs fill, in order; empty while it is a spare.
         unreset: Whether its envs wait for a first reset; ``held`` means nothing until then.
-        preparing: Whether that reset was asked for beside a step, and its observations are awaited.
+        preparing: Whether that reset was asked for beside the run; it is no spare until its observations are here.
+        first: Whether what it brought, if that is all that came of it so far, begins episodes; a client that comes back
+            brings them as they stand.
         acting: Whether a step's result is awaited.
         fed_back: Whether the step's feedback has come.
     """
@@ -44,6 +46,7 @@ class Seat:
     slots: tuple[int, ...] = ()
     unreset: bool = False
     preparing: bool = False
+    first: bool = False
     acting: bool = False
     fed_back: bool = False
     _key: bytes = b""

@@ -44,7 +44,7 @@ class Upcoming:
         idle = np.flatnonzero(self.waiting).tolist()
         self.forget(step.lost)  # another client's first observation is in that row
         self.begin([slot for slot in idle if slot not in step.lost], step)
-        step.idle = tuple(idle)
+        step.idle = tuple(sorted({*step.idle, *idle}))
         self.defer(step)
 
     def defer(self, step: StepResult) -> None:
