@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["Located", "locate"]
 
 _MASK = (1 << 64) - 1
-_KINDS = ("terminated", "truncated")
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,11 @@ def locate(
     at, word = found
     if at == 0:
         changed = int(words[0]) ^ word
-        if changed not in {1, 2} or word > 3:
+        if word > 3 or changed > 3:
             return None
-        kind = _KINDS[changed - 1]
-        return Located(kind, kind, bool(int(words[0]) & changed), bool(word & changed))
+        kind = "truncated" if changed == 2 else "terminated"  # of an end of the wrong kind both differ
+        bit = 2 if changed == 2 else 1
+        return Located(kind, kind, bool(int(words[0]) & bit), bool(word & bit))
     if at == 1:
         return Located("reward", "reward", words[1:2].view("<f4")[0], np.array([word], "<u4").view("<f4")[0])
     at -= 2

@@ -243,7 +243,7 @@ class Verifier:
             cell = located.cell
             what = f"{field}: {cell} is {located.ours} at the trainer and {located.theirs} at the env"
         episode, at = int(self._episodes[slot]), int(self._steps[slot])
-        more = f"; slots {report.slots_text(slots[1:])} differ too" if len(slots) > 1 else ""
+        more = f"; likewise slots {report.slots_text(slots[1:])}" if len(slots) > 1 else ""
         text = (
             f"slot {slot} (client {self._who(slot)}), episode {episode}, step {at} (vector step {self._vector_step}): "
             f"what its env took and gave is not what the trainer sent and got: {what}{more}. To find out more, {_HINT}"
