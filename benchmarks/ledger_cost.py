@@ -10,6 +10,8 @@ that of the plain one, by 16.
     shared digest    likewise, the envs sharing SharedDigests
     trainer ledger   the DummyVecEnv in a LedgerVecEnv
     trainer digest   the digests of the batch, from what the trainer sends and gets
+    remote           a PlugRemoteVecEnv with one client of 16; the figure is the whole vector step by 16, less the plain
+    live check       likewise with verify=True on both sides; the figure is less that of the remote one: both sides'
 
     python -m benchmarks.ledger_cost --steps 4000
 """
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +37,7 @@ from tqdm import tqdm
 
 from benchmarks.frames_env import FramesEnv
 from plugrl_bridges.ledger import LedgerEnv, LedgerVecEnv, SharedDigests, StepDigests
+from plugrl_bridges.sb3 import PlugRemoteVecEnv
 from plugrl_bridges.spaces import ObservationLayout
 
 if TYPE_CHECKING:
@@ -70,6 +74,18 @@ JOBS: dict[str, Callable[[], gym.Env[Any, Any]]] = {
     "17 float64": lambda: IdleEnv(np.float64),
     "84x84x4 uint8": FramesEnv,
 }
+
+
+def make(name: str) -> gym.Env[Any, Any]:
+    """Make an env of `JOBS`, at a client."""
+    return JOBS[name]()
+
+
+def _remote(name: str, *, verify: bool) -> tuple[PlugRemoteVecEnv, subprocess.Popen[bytes]]:
+    env = PlugRemoteVecEnv(port=0, num_envs=NUM_ENVS, verify=verify)
+    command = [sys.executable, "-m", "plugrl_bridges.client", "--env-factory", "benchmarks.ledger_cost:make", "--quiet"]
+    command += ["--env-kwargs", json.dumps({"name": name}), "--num-envs", str(NUM_ENVS), "--url", env.url]
+    return env, subprocess.Popen([*command, *(["--verify"] if verify else [])])
 
 
 def _digested(env: DummyVecEnv) -> Callable[[Any], None]:
@@ -112,7 +128,9 @@ def measure(name: str, steps: int, folder: Path) -> dict[str, float]:
     with_shared = DummyVecEnv([partial(LedgerEnv, make(), None, digest=shared.row(at)) for at in range(NUM_ENVS)])
     trainer = LedgerVecEnv(DummyVecEnv([make] * NUM_ENVS), folder / "trainer.ledger")
     digested = DummyVecEnv([make] * NUM_ENVS)
-    for env in (plain, with_ledger, with_digest, with_shared, trainer):
+    remotes = [_remote(name, verify=verify) for verify in (False, True)]
+    far, live = (env for env, _ in remotes)
+    for env in (plain, with_ledger, with_digest, with_shared, trainer, far, live):
         env.reset()
     arms: dict[str, Callable[[Any], object]] = {
         "plain": plain.step,
@@ -121,6 +139,8 @@ def measure(name: str, steps: int, folder: Path) -> dict[str, float]:
         "shared digest": lambda actions: (with_shared.step(actions), shared.values),
         "trainer ledger": trainer.step,
         "trainer digest": _digested(digested),
+        "remote": far.step,
+        "live check": live.step,
     }
     times: dict[str, list[float]] = {arm: [] for arm in arms}
     for _ in tqdm(range(-(-steps // BLOCK)), desc=name, unit="block", file=sys.stderr, disable=None):
@@ -131,10 +151,13 @@ def measure(name: str, steps: int, folder: Path) -> dict[str, float]:
                 started = time.perf_counter()
                 step(action)
                 times[arm].append(time.perf_counter() - started)
-    for env in (plain, with_ledger, with_digest, with_shared, trainer, digested):
+    for env in (plain, with_ledger, with_digest, with_shared, trainer, digested, far, live):
         env.close()
+    for _, client in remotes:
+        client.wait(20)
     medians = {arm: float(np.median(values)) * 1e6 / NUM_ENVS for arm, values in times.items()}
-    return {arm: value - (medians["plain"] if arm != "plain" else 0.0) for arm, value in medians.items()}
+    less = {"plain": 0.0, "live check": medians["remote"]}
+    return {arm: value - less.get(arm, medians["plain"]) for arm, value in medians.items()}
 
 
 def table(results: dict[str, dict[str, float]]) -> str:

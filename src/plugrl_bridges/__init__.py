@@ -24,12 +24,14 @@ from plugrl_bridges.errors import (
     FactoryError,
     HandshakeError,
     LedgerError,
+    LedgerMismatch,
     LocalProtocolError,
     PlugRLError,
     RaggedClientError,
     RemoteProtocolError,
     SpaceError,
     StepTimeout,
+    UnverifiedClientError,
     WireError,
 )
 from plugrl_bridges.registration import register_when_gymnasium_is_there
@@ -48,6 +50,7 @@ __all__ = [
     "FactoryError",
     "HandshakeError",
     "LedgerError",
+    "LedgerMismatch",
     "LocalProtocolError",
     "PlugRLError",
     "PlugRLVectorEnv",
@@ -55,6 +58,7 @@ __all__ = [
     "RemoteProtocolError",
     "SpaceError",
     "StepTimeout",
+    "UnverifiedClientError",
     "WireError",
     "__version__",
 ]

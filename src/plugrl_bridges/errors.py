@@ -15,6 +15,8 @@ The tree (a fault of ours, or of the code that calls us, stands apart from a fau
     ├── StepTimeout (TimeoutError)   a vector step had no result in time
     ├── ClientLost                   an env client went away and none took its place
     ├── RaggedClientError            a client that a lockstep trainer cannot serve
+    ├── UnverifiedClientError        a client whose steps ``verify`` cannot check
+    ├── LedgerMismatch               what an env took and gave is not what the trainer sent and got
     ├── EnvPoisoned                  used again after a step that failed
     ├── EnvFailed                    an env raised in an env client; has the cause
     ├── FactoryError                 the user's env factory gave something unusable
@@ -37,12 +39,14 @@ __all__ = [
     "FactoryError",
     "HandshakeError",
     "LedgerError",
+    "LedgerMismatch",
     "LocalProtocolError",
     "PlugRLError",
     "RaggedClientError",
     "RemoteProtocolError",
     "SpaceError",
     "StepTimeout",
+    "UnverifiedClientError",
     "WireError",
 ]
 
@@ -134,6 +138,46 @@ class ClientLost(PlugRLError):
 
 class RaggedClientError(PlugRLError):
     """Report a client that asks for a chunk for some of its envs while others of it still hold theirs [4.3]."""
+
+
+class UnverifiedClientError(PlugRLError):
+    """Report a client that sends no digests of its steps to a bridge with ``verify=True``."""
+
+
+class LedgerMismatch(PlugRLError):
+    """Report a step in which what an env took and gave is not what the trainer sent and got.
+
+    Args:
+        message: Who, when, and what to do.
+        slot: The trainer's row; of several the first.
+        slots: All of them.
+        episode: Of that slot, from 0.
+        step: Of that episode, from 1; 0 is its first observation.
+        vector_step: Of the run, from 1; 0 is a reset before the first.
+        field: What differs, named as ``stepledger`` does, such as ``obs``; empty if it is more than one value.
+        cell: The cell of it, such as ``obs[2]``.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        slot: int,
+        slots: tuple[int, ...],
+        episode: int,
+        step: int,
+        vector_step: int,
+        field: str = "",
+        cell: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.slot = slot
+        self.slots = slots
+        self.episode = episode
+        self.step = step
+        self.vector_step = vector_step
+        self.field = field
+        self.cell = cell
 
 
 class EnvPoisoned(PlugRLError):

@@ -10,13 +10,20 @@ import numpy as np
 import pytest
 
 from plugrl_bridges.conformance import Report
-from plugrl_bridges.conformance.client_checks import ENV_SPEC, REUSE, Broken, FeedbackView, MessageChecks
+from plugrl_bridges.conformance.client_checks import (
+    ENV_SPEC,
+    REUSE,
+    STEP_DIGEST,
+    Broken,
+    FeedbackView,
+    MessageChecks,
+)
 from plugrl_bridges.conformance.probe_checks import ProbeModel, probe_actions
 from tests.support import ROOT
 
 VECTORS = ROOT / "tests" / "vectors"
 MANIFEST = json.loads((VECTORS / "manifest.json").read_text(encoding="utf-8"))
-EVERYTHING = frozenset({REUSE, ENV_SPEC})
+EVERYTHING = frozenset({REUSE, ENV_SPEC, STEP_DIGEST})
 
 
 def checked(checks: MessageChecks, file: str) -> None:

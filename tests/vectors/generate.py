@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,12 @@ def add_messages(out: Vectors) -> None:
         "infer that carries the infos of envs that were reset",
         Infer(states, ids(0, 1), ids(0, 0), reset_info={"seed": ids(3, 0), "_seed": np.array([True, False])}),
     )
+    chains = np.array([0x0123456789ABCDEF, 0xFEDCBA9876543210], np.uint64)
+    out.message(
+        "infer_digest",
+        "infer that carries the digest of each env as it stands (step-digest)",
+        Infer(states, ids(0, 1), ids(4, 0), digest=chains),
+    )
     out.foreign(
         "infer_text_list",
         "text as a msgpack array of n strings",
@@ -255,6 +262,11 @@ def add_messages(out: Vectors) -> None:
     )
     out.message(
         "feedback_empty", "empty feedback: every env of the action was reset", feedback(Observation(), [], [], {})
+    )
+    out.message(
+        "feedback_digest",
+        "feedback that carries the digest of each env after its step (step-digest)",
+        replace(feedback(states, going, going, {}), digest=chains),
     )
     rewards = feedback(states, going, going, {}).to_wire()
     rewards["data"]["rewards"] = np.array([0.5, -1.5])
@@ -491,6 +503,7 @@ def add_malformed_messages(out: Vectors) -> None:
     bad("infer_reuse_short", "reuse of another length", "10.1", infer | {"reuse": np.array([False])})
     bad("infer_reuse_rows", "a row is marked, yet sent", "10.1", infer | {"reuse": np.array([False, True])})
     bad("infer_reset_info", "a reset_info that cannot be split", "env-spec", infer | {"reset_info": {"task": "pick"}})
+    bad("infer_digest_signed", "digests as signed ints", "step-digest", infer | {"digest": ids(1, 2)})
     bad("infer_env_spec_list", "env_spec is no map", "env-spec", infer | {"env_spec": []})
 
     bad("action_without_data", "action without data", "5.3", without(action, "data"))
@@ -633,6 +646,15 @@ def add_sequences(out: Vectors) -> None:
         ("server", file("metadata_minimal")),
         asked,
         ("server", file("action_reset")),
+    )
+    out.sequence("digests, which the metadata did not list", "step-digest", opened, ("client", file("infer_digest")))
+    out.sequence(
+        "digests in the feedback alone",
+        "step-digest",
+        opened,
+        asked,
+        answered,
+        ("client", file("feedback_digest")),
     )
 
 

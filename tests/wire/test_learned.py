@@ -36,6 +36,11 @@ def _infer(seed: int, n: int = 3, *, reused: int = 0) -> Infer:
     return Infer(Observation({}, {"obs": rng.random((n - reused, 2), np.float32)}), np.arange(n), np.arange(n), reuse)
 
 
+def _digested(message: Feedback | Infer, seed: int) -> Message:
+    digest = np.random.default_rng(seed).integers(0, 1 << 64, len(message.env_indices), np.uint64)
+    return replace(message, digest=digest)
+
+
 def _bytes(message: Message) -> bytes:
     return b"".join(to_bytes(message))
 
@@ -59,6 +64,8 @@ STREAMS: dict[str, list[Message]] = {
     "infer": [_infer(seed) for seed in range(4)],
     "infer that reuses some": [_infer(seed, reused=2) for seed in range(4)],
     "infer that reuses all": [_infer(seed, reused=3) for seed in range(4)],
+    "feedback with digests": [_digested(_feedback(seed, info=True), seed) for seed in range(4)],
+    "infer with digests": [_digested(_infer(seed, reused=2), seed) for seed in range(4)],
     "action": [Action(np.arange(3), np.full((2, 3, 1), seed, np.float32)) for seed in range(4)],
     "feedback with text in its states": [
         Feedback(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -42,6 +44,10 @@ def _infer(n: int, *, marked: int = 0, text: bool = False) -> Infer:
     return Infer(observation, np.arange(n), np.arange(n), (np.arange(n) < marked) if marked else None)
 
 
+def _digested(message: Feedback | Infer) -> Message:
+    return replace(message, digest=RNG.integers(0, 1 << 64, len(message.env_indices), np.uint64))
+
+
 MESSAGES: dict[str, list[Message]] = {
     "feedbacks": [_feedback(3), _feedback(3), _feedback(4), _feedback(3)],
     "feedbacks of other names": [_feedback(3), _feedback(3, names=("other",)), _feedback(3, names=("obs", "more"))],
@@ -50,6 +56,10 @@ MESSAGES: dict[str, list[Message]] = {
     "large feedbacks": [_feedback(16, wide=9000), _feedback(16, wide=9000)],
     "infers": [_infer(3), _infer(3), _infer(3, marked=1), _infer(3, marked=3), _infer(3, marked=3), _infer(3)],
     "infers with text": [_infer(3, text=True), _infer(3, text=True), _infer(3)],
+    "feedbacks with digests": [_digested(_feedback(3)), _feedback(3), _digested(_feedback(3)), _digested(_feedback(4))],
+    "infers with digests": [
+        _digested(_infer(3)), _infer(3), _digested(_infer(3, marked=1)), _infer(3, marked=1), _digested(_infer(3)),
+    ],
     "actions": [Action(np.arange(2), np.full((4, 2, 1), v, np.float32)) for v in range(3)],
     "actions of other dtypes": [Action(np.arange(2), np.zeros((1, 2, 1), d)) for d in ("<f4", "<i8", "<f8")],
     "actions in another order": [Action(np.arange(2), np.asfortranarray(RNG.random((4, 2, 3)))) for _ in range(3)],

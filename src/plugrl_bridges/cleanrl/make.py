@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from gymnasium import spaces
 
-    from plugrl_bridges.server.options import OnClientLoss
+    from plugrl_bridges.server.options import OnClientLoss, Verify
 
 __all__ = ["make_envs"]
 
@@ -42,6 +42,7 @@ def make_envs(  # noqa: PLR0913 - the options of every adapter, keyword-only
     ping_interval: float | None = 20.0,
     ping_timeout: float | None = 20.0,
     max_message_bytes: int = 1 << 30,
+    verify: Verify = False,
     autoreset_mode: object = AutoresetMode.SAME_STEP,
     info_dialect: InfoDialect | str | None = None,
 ) -> PlugRLVectorEnv:
@@ -69,6 +70,8 @@ def make_envs(  # noqa: PLR0913 - the options of every adapter, keyword-only
         ping_interval: Seconds between pings; None sends none.
         ping_timeout: Seconds a waiting client may leave a ping unanswered; None for ever.
         max_message_bytes: Larger messages close their connection with 1009.
+        verify: Compare each step with what the env took and gave, by clients with ``--verify``; a difference is a
+            `LedgerMismatch`, or with ``"warn"`` a warning.
         autoreset_mode: As the script expects it. ``SAME_STEP``: records under ``final_info``. ``NEXT_STEP``, what
             Gymnasium 1.x's own ``SyncVectorEnv`` does by default: records under ``episode``; for clients of one env
             each.
@@ -87,7 +90,7 @@ def make_envs(  # noqa: PLR0913 - the options of every adapter, keyword-only
         image_key=image_key, state_key=state_key, timeout=timeout, connect_timeout=connect_timeout,
         on_client_loss=on_client_loss, episode_log=episode_log, api_key=api_key, ssl=ssl,
         allowed_origins=allowed_origins, ping_interval=ping_interval, ping_timeout=ping_timeout,
-        max_message_bytes=max_message_bytes, autoreset_mode=autoreset_mode,
+        max_message_bytes=max_message_bytes, verify=verify, autoreset_mode=autoreset_mode,
     )  # fmt: skip
     try:
         envs.info_dialect = InfoDialect.installed() if info_dialect is None else InfoDialect(info_dialect)

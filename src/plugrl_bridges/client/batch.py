@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from gymnasium import spaces
 
+    from plugrl_bridges.client.verified import Digests
     from plugrl_bridges.wire.codec import Array, Value
 
 Space: TypeAlias = "spaces.Space[Any]"
@@ -66,6 +67,8 @@ class EnvBatch(ABC):
         """Env steps of all rows together in the last chunk."""
         self.reset_infos: dict[int, Mapping[str, Any]] = {}
         """Row to info of its last reset, since the caller last cleared it."""
+        self.digests: Digests | None = None
+        """The chained digests of the rows' steps (feature ``step-digest``), if they are kept."""
         self.refused: set[str] = set()
         """Keys of infos that the wire cannot carry, met so far."""
 

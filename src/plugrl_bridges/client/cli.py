@@ -61,6 +61,7 @@ def _json_object(_context: click.Context, _option: click.Parameter, value: str) 
 @click.option("--ca-file", type=click.Path(exists=True, dir_okay=False), help="Certificates to trust, for wss://.")
 @click.option("--reuse/--no-reuse", default=True, help="Leave out observations that the server has.")
 @click.option("--info/--no-info", default=True, help="Send the infos of the envs.")
+@click.option("--verify", is_flag=True, help="Send digests, for a trainer that checks each step (verify=True there).")
 @click.option(
     "--connect-timeout", type=click.FloatRange(0), default=300.0, help="Seconds without a server; 0: no limit."
 )

@@ -28,7 +28,7 @@ from plugrl_bridges.errors import (
 )
 from plugrl_bridges.transport import WebSocket, check_destination, connect
 from plugrl_bridges.wire.closing import INTERNAL_ERROR
-from plugrl_bridges.wire.session import ENV_SPEC, LATE_RESET, REUSE_FEEDBACK_OBS, SEEDED_RESET
+from plugrl_bridges.wire.session import ENV_SPEC, LATE_RESET, REUSE_FEEDBACK_OBS, SEEDED_RESET, STEP_DIGEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +65,8 @@ class EnvClient:
         ssl: Context for ``wss``; None: the system's certificates.
         reuse: Leave out observations that the server has, if it offers that [10.1].
         send_info: Send the envs' infos. The ``episode`` record of [5.4] is sent in any case.
+        verify: Keep a digest of what each env takes and gives, and send it to servers that check it (feature
+            ``step-digest``).
         connect_timeout: Seconds without a server, over all tries, after which to give up; None: never.
         ping_interval: Seconds between pings; None: none are sent.
         ping_timeout: Seconds beyond ``ping_interval`` for which the server may be silent while this client waits for
@@ -77,7 +79,7 @@ class EnvClient:
         TypeError: make_env is not callable.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options, keyword-only
         self,
         make_env: MakeEnv,
         *,
@@ -91,6 +93,7 @@ class EnvClient:
         ssl: ssl_module.SSLContext | None = None,
         reuse: bool = True,
         send_info: bool = True,
+        verify: bool = False,
         connect_timeout: float | None = 300.0,
         ping_interval: float | None = 20.0,
         ping_timeout: float | None = 60.0,
@@ -120,6 +123,7 @@ class EnvClient:
         self._ssl = ssl
         self._reuse = reuse
         self._send_info = send_info
+        self._verify = verify
         self._connect_timeout = connect_timeout
         self._ping_interval = ping_interval
         self._ping_timeout = ping_timeout
@@ -169,7 +173,7 @@ class EnvClient:
             RemoteProtocolError: The server sent a text frame: it is no training server [7.4].
         """
         try:
-            batch = build_batch(self._make_env, self._num_envs, before_each=self._raise_if_stopped)
+            batch = build_batch(self._make_env, self._num_envs, verify=self._verify, before_each=self._raise_if_stopped)
         except Stopped:
             return self._book.summary(reconnects=0, reason="stopped")
         try:
@@ -194,7 +198,13 @@ class EnvClient:
             **batch.describe(),
             "num_envs": batch.num_envs,
             "group_num_envs": self._group_num_envs or batch.num_envs,
-            "features": [REUSE_FEEDBACK_OBS, ENV_SPEC, SEEDED_RESET, LATE_RESET],
+            "features": [
+                REUSE_FEEDBACK_OBS,
+                ENV_SPEC,
+                SEEDED_RESET,
+                LATE_RESET,
+                *([STEP_DIGEST] if self._verify else []),
+            ],
             "client": "plugrl-bridges",
             "client_version": __version__,
         }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from plugrl_bridges.client.batch import EnvBatch
+from plugrl_bridges.client.verified import with_digests
 from plugrl_bridges.errors import FactoryError
 
 if TYPE_CHECKING:
@@ -50,13 +51,14 @@ class EnvList(EnvBatch):
 
     Args:
         envs: At least one, all with the same spaces.
+        verify: Keep the digests of their steps.
 
     Raises:
         FactoryError: if the spaces differ, or two are the same object.
         SpaceError: if a space cannot travel.
     """
 
-    def __init__(self, envs: Sequence[Env]) -> None:
+    def __init__(self, envs: Sequence[Env], *, verify: bool = False) -> None:
         first = envs[0]
         if len({id(getattr(env, "unwrapped", env)) for env in envs}) != len(envs):
             raise FactoryError(
@@ -71,7 +73,9 @@ class EnvList(EnvBatch):
                     f"{env.action_space}, env 0 has {first.observation_space} and {first.action_space}"
                 )
         self._envs = list(envs)
-        self._steps = [env.step for env in envs]
+        if verify:
+            self._envs, self.digests = with_digests(envs)
+        self._steps = [env.step for env in self._envs]
         self._infos: list[Mapping[str, Any]] = [{}] * len(envs)
         self._other = self.layout.allocate(len(envs))
         # A lone leaf at the root is stored without a walk over the space.

@@ -16,7 +16,7 @@ import numpy as np
 from plugrl_bridges.client.keeper import Line, Stopped
 from plugrl_bridges.errors import EnvFailed, RemoteProtocolError
 from plugrl_bridges.wire.messages import Action, Feedback, Infer, Metadata, Observation, ResetRequest
-from plugrl_bridges.wire.session import ENV_SPEC, LATE_RESET, ClientSession
+from plugrl_bridges.wire.session import ENV_SPEC, LATE_RESET, STEP_DIGEST, ClientSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -77,6 +77,7 @@ class Exchange:
         self._session = ClientSession()
         self._rows = list(range(batch.num_envs))
         self._indices = np.arange(batch.num_envs, dtype=np.int64)
+        self._digested = False  # whether the server takes digests, and the batch keeps them
         self._probe = Infer(Observation(), self._indices, self._indices)
         self._nothing = batch.layout.write(batch.observations, self._indices[:0])
         self._told = set(batch.refused)
@@ -100,6 +101,13 @@ class Exchange:
         self.connected_at = time.monotonic()
         line.recycle()
         self._knows_spec = ENV_SPEC in session.features
+        if self._batch.digests is not None:
+            self._digested = self._knows_spec and STEP_DIGEST in session.features
+            if not self._digested:
+                logger.warning(
+                    "verify is on here, but the server at %s does not list %s: nothing is checked",
+                    line.address, STEP_DIGEST,
+                )  # fmt: skip
         logger.info(
             "connected to %s: server %s, algorithm %s, features: %s",
             line.address,
@@ -200,6 +208,7 @@ class Exchange:
                 terminated=terminated,
                 truncated=truncated,
                 info=info,
+                digest=self._digests(picked),
             )
         )
         if ended is not None:
@@ -237,8 +246,16 @@ class Exchange:
                 reuse=marks,
                 env_spec=spec,
                 reset_info=reset_info,
+                digest=self._digests(None),
             )
         )
+
+    def _digests(self, picked: Array | None) -> Array | None:
+        """Give the envs' digests as they stand, if they are to be sent."""
+        digests = self._batch.digests
+        if digests is None or not self._digested:
+            return None
+        return digests.values if picked is None else digests.values[picked]
 
     def _warn_refused(self) -> None:
         for key in sorted(self._batch.refused - self._told):

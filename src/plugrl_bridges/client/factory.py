@@ -135,13 +135,16 @@ def _line(exc: Exception) -> str:
     return f"{type(exc).__name__}: {str(exc).strip().partition(chr(10))[0]}"
 
 
-def build_batch(make_env: MakeEnv, num_envs: int | None, *, before_each: Callable[[], None] = lambda: None) -> EnvBatch:
+def build_batch(
+    make_env: MakeEnv, num_envs: int | None, *, verify: bool = False, before_each: Callable[[], None] = lambda: None
+) -> EnvBatch:
     """Make the envs of one client.
 
     Args:
         make_env: Called ``num_envs`` times, or once if it returns a vector env. If it has a parameter ``env_index``, it
             is given 0, 1, …
         num_envs: None: one env, or as many as the vector env has rows.
+        verify: Keep the digests of the envs' steps.
         before_each: Called before each env is made. What it raises is let through, and the envs made so far are closed.
 
     Raises:
@@ -157,7 +160,7 @@ def build_batch(make_env: MakeEnv, num_envs: int | None, *, before_each: Callabl
                 raise FactoryError(
                     f"the factory returned a vector env of {first.num_envs} envs, but num_envs is {num_envs}"
                 )
-            return VectorBatch(first)
+            return VectorBatch(first, verify=verify)
         envs = [first]
         for row in range(1, num_envs or 1):
             before_each()
@@ -166,7 +169,7 @@ def build_batch(make_env: MakeEnv, num_envs: int | None, *, before_each: Callabl
             if isinstance(env, gymnasium.vector.VectorEnv):
                 raise FactoryError("the factory returned first an env, then a vector env")
             envs.append(env)
-        return EnvList(envs)
+        return EnvList(envs, verify=verify)
     except BaseException:
         for env in made:
             env.close()

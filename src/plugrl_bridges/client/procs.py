@@ -56,6 +56,7 @@ class ClientOptions:
     ca_file: str | None = None
     reuse: bool = True
     send_info: bool = True
+    verify: bool = False
     connect_timeout: float | None = 300.0
     ping_interval: float | None = 20.0
     ping_timeout: float | None = 60.0
@@ -97,6 +98,7 @@ def make_client(options: ClientOptions, progress: Callable[[Progress], None] | N
         ssl=context,
         reuse=options.reuse,
         send_info=options.send_info,
+        verify=options.verify,
         connect_timeout=options.connect_timeout,
         ping_interval=options.ping_interval,
         ping_timeout=options.ping_timeout,

@@ -19,6 +19,8 @@ from plugrl_bridges.client.batch import EnvBatch
 from plugrl_bridges.client.columns import columns_for_wire, merged_columns
 from plugrl_bridges.client.envs import name_of, traits_of
 from plugrl_bridges.errors import FactoryError
+from plugrl_bridges.ledger.digest import StepDigests
+from plugrl_bridges.spaces import ObservationLayout
 
 if TYPE_CHECKING:
     from plugrl_bridges.spaces import Leaf
@@ -54,13 +56,14 @@ class VectorBatch(EnvBatch):
 
     Args:
         env: The vector env; its rows are the envs.
+        verify: Keep the digests of their steps.
 
     Raises:
         FactoryError: if it autoresets in the next step, which would cost each episode a step of the others.
         SpaceError: if a space cannot travel.
     """
 
-    def __init__(self, env: VectorEnv) -> None:
+    def __init__(self, env: VectorEnv, *, verify: bool = False) -> None:
         super().__init__(int(env.num_envs), env.single_observation_space, env.single_action_space, name_of(env))
         mode = _mode_of(env, self.name)
         own = isinstance(getattr(env, "unwrapped", env), (SyncVectorEnv, AsyncVectorEnv))
@@ -80,6 +83,10 @@ class VectorBatch(EnvBatch):
         self._final = self.layout.allocate(self.num_envs)
         self._next: list[Array] | None = None
         self._next_infos: dict[int, Mapping[str, Any]] = {}
+        self._chains: StepDigests | None = None
+        if verify:
+            actions = ObservationLayout(self.action_layout.space).leaves
+            self.digests = self._chains = StepDigests(self.num_envs, actions, self.layout.leaves)
 
     def reset(
         self,
@@ -90,7 +97,10 @@ class VectorBatch(EnvBatch):
         """Reset rows in one call; see `EnvBatch.reset`. A vector env takes one ``options`` for all of them."""
         with self.blaming("reset"):
             observation, infos = self._env.reset(seed=self._seeds(rows, seeds), options=self._options(rows, options))
-            self._replace(self._columns(observation), rows)
+            columns = self._columns(observation)
+            if self._chains is not None:
+                self._chains.reset(columns, rows)
+            self._replace(columns, rows)
             self.reset_infos.update((row, row_info(infos, row)) for row in rows)
 
     def _seeds(self, rows: Sequence[int], seeds: Sequence[int | None] | None) -> int | list[int | None] | None:
@@ -149,8 +159,9 @@ class VectorBatch(EnvBatch):
         self.rewards[:], self.lengths[:] = 0.0, 0
         self.any_ended = False
         observation: Any = None
+        rewards: Any = None
         with self.blaming("step"):
-            for step_actions in actions:
+            for at, step_actions in enumerate(actions, 1):
                 observation, rewards, terminated, truncated, self._infos = self._env.step(step_actions.copy())
                 self.rewards += np.asarray(rewards)
                 self.lengths += 1
@@ -158,12 +169,17 @@ class VectorBatch(EnvBatch):
                 self.any_ended = bool(self.terminated.any() or self.truncated.any())
                 if self.any_ended:
                     break
+                if self._chains is not None and at < len(actions):
+                    columns = self._columns(observation)
+                    self._chains.step([step_actions], rewards, self.terminated, self.truncated, columns)
             self.steps = int(self.lengths[0]) * len(rows)
             self.observations = self._columns(observation)
             self._next = None
             self._final_infos, self._next_infos = {}, {}
             if self.any_ended:
                 self._part_ended(np.flatnonzero(self.terminated | self.truncated).tolist())
+            if self._chains is not None:
+                self._chains.step([step_actions], rewards, self.terminated, self.truncated, self.observations)
 
     def _part_ended(self, rows: list[int]) -> None:
         """Tell the terminal observations and infos of ended rows from those of the next episodes."""
@@ -196,6 +212,8 @@ class VectorBatch(EnvBatch):
             if rows:
                 self.reset(rows)
             return
+        if self._chains is not None:
+            self._chains.reset(self._next, rows)
         self.observations, self._next = self._next, None
         self.reset_infos.update((row, self._next_infos[row]) for row in rows)
 

@@ -25,6 +25,7 @@ __all__ = ["ENV_SPEC", "REUSE", "Broken", "FeedbackView", "InferView", "MessageC
 
 REUSE = "reuse-feedback-obs"
 ENV_SPEC = "env-spec"
+STEP_DIGEST = "step-digest"
 _FEEDBACK_KEYS = {"obs", "rewards", "terminated", "truncated", "info"}
 
 
@@ -142,6 +143,7 @@ class MessageChecks:
         self._step_ids(message, n, "infer", "5.2")
         reused = self._marks(message, envs)
         self._features_of_infer(message, n)
+        self._digest(message, n, "infer")
         sent = [env for env in envs if env not in reused]
         clause = "10.1" if reused else "5.2"
         states = check_observation(self._report, message.get("data"), len(sent), "infer: data", clause)
@@ -169,6 +171,7 @@ class MessageChecks:
             f"feedback: env {strangers[:4]} holds no action; those that do are {sorted(self.holding)[:8]}",
         )
         self._step_ids(message, m, "feedback", "5.4")
+        self._digest(message, m, "feedback")
         own = [env for env in envs if env in self.holding]
         self.holding.difference_update(own)
         rows = {env: at for at, env in enumerate(envs)}
@@ -273,6 +276,18 @@ class MessageChecks:
                 self._split(value, n, "infer: reset_info", "env-spec")
             else:
                 self._report.passed("env-spec", f"{key} is a map")
+
+    def _digest(self, message: dict[Any, Value], n: int, kind: str) -> None:
+        """Check what belongs to the feature step-digest, which may stand only where it was offered."""
+        value = message.get("digest")
+        if value is None:
+            return
+        if not isinstance(value, np.ndarray) or value.dtype != np.dtype("<u8") or value.shape != (n,):
+            self._report.violation(
+                STEP_DIGEST, f"{kind}: digest must be a <u8 array of length {n}, got {describe(value)}"
+            )
+        elif STEP_DIGEST not in self._features:
+            self._report.violation("10", f"{kind}: digest, but the metadata does not list {STEP_DIGEST}")
 
     def _rewards(self, data: dict[Any, Value], m: int) -> Array | None:
         if "rewards" not in data:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from gymnasium import spaces
 
-    from plugrl_bridges.server.options import OnClientLoss
+    from plugrl_bridges.server.options import OnClientLoss, Verify
     from plugrl_bridges.server.result import StepResult
 
 __all__ = ["RemoteEnv"]
@@ -57,6 +57,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         ping_interval: Seconds between pings; None sends none.
         ping_timeout: Seconds a waiting client may leave a ping unanswered; None for ever.
         max_message_bytes: Larger messages close their connection with 1009.
+        verify: Compare each step with what the env took and gave, by clients with ``--verify``; a difference is a
+            `LedgerMismatch`, or with ``"warn"`` a warning.
 
     Raises:
         ValueError: naming the argument that is out of range (`TypeError` for a wrong type).
@@ -65,7 +67,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - as Gymnasium's own
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the options of every adapter, keyword-only
         self,
         *,
         host: str = "127.0.0.1",
@@ -84,6 +86,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         ping_interval: float | None = 20.0,
         ping_timeout: float | None = 20.0,
         max_message_bytes: int = 1 << 30,
+        verify: Verify = False,
     ) -> None:
         self._lockstep = Lockstep(
             BridgeOptions(
@@ -91,7 +94,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                 image_key=image_key, state_key=state_key, timeout=timeout, connect_timeout=connect_timeout,
                 on_client_loss=on_client_loss, episode_log=episode_log, api_key=api_key, ssl=ssl,
                 allowed_origins=allowed_origins, ping_interval=ping_interval, ping_timeout=ping_timeout,
-                max_message_bytes=max_message_bytes, autoreset_mode=AutoresetMode.DISABLED,
+                max_message_bytes=max_message_bytes, verify=verify, autoreset_mode=AutoresetMode.DISABLED,
             )
         )  # fmt: skip
         self._finalizer = weakref.finalize(self, self._lockstep.close)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from gymnasium import spaces
 
-    from plugrl_bridges.server.options import OnClientLoss
+    from plugrl_bridges.server.options import OnClientLoss, Verify
     from plugrl_bridges.wire.codec import Array
 
 __all__ = ["PlugRLVectorEnv"]
@@ -69,6 +69,8 @@ class PlugRLVectorEnv(VectorEnv):  # its type parameters differ between Gymnasiu
         ping_interval: Seconds between pings; None sends none.
         ping_timeout: Seconds a waiting client may leave a ping unanswered; None for ever.
         max_message_bytes: Larger messages close their connection with 1009.
+        verify: Compare each step with what the env took and gave, by clients with ``--verify``; a difference is a
+            `LedgerMismatch`, or with ``"warn"`` a warning.
         autoreset_mode: Gymnasium's enum, or its name: ``SAME_STEP``; ``NEXT_STEP``, for clients of one env each;
             ``DISABLED``, where the trainer resets with ``options={"reset_mask": …}``.
 
@@ -98,6 +100,7 @@ class PlugRLVectorEnv(VectorEnv):  # its type parameters differ between Gymnasiu
         ping_interval: float | None = 20.0,
         ping_timeout: float | None = 20.0,
         max_message_bytes: int = 1 << 30,
+        verify: Verify = False,
         autoreset_mode: object = AutoresetMode.SAME_STEP,
     ) -> None:
         mode = to_autoreset_mode(autoreset_mode)
@@ -107,7 +110,7 @@ class PlugRLVectorEnv(VectorEnv):  # its type parameters differ between Gymnasiu
                 image_key=image_key, state_key=state_key, action_horizon=action_horizon, timeout=timeout,
                 connect_timeout=connect_timeout, on_client_loss=on_client_loss, episode_log=episode_log,
                 api_key=api_key, ssl=ssl, allowed_origins=allowed_origins, ping_interval=ping_interval,
-                ping_timeout=ping_timeout, max_message_bytes=max_message_bytes, autoreset_mode=mode,
+                ping_timeout=ping_timeout, max_message_bytes=max_message_bytes, verify=verify, autoreset_mode=mode,
             )
         )  # fmt: skip
         self._finalizer = weakref.finalize(self, self._lockstep.close)

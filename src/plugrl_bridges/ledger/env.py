@@ -101,6 +101,14 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Entries of the action and of the observation, of which `SharedDigests` is made."""
         return self._action.entries, self._observation.entries
 
+    def keep_digest(self, digest: EnvDigest | DigestRow) -> None:
+        """Keep the digest in here from the next reset on, in place of what was kept before.
+
+        Args:
+            digest: Made of `entries`.
+        """
+        self._digest = digest
+
     @property
     def digest(self) -> int:
         """The chained digest of the env's steps since its last reset.

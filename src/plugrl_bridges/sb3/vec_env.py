@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import os
     import ssl as ssl_module
 
-    from plugrl_bridges.server.options import OnClientLoss
+    from plugrl_bridges.server.options import OnClientLoss, Verify
     from plugrl_bridges.server.result import StepResult
     from plugrl_bridges.wire.codec import Array
 
@@ -67,6 +67,8 @@ class PlugRemoteVecEnv(VecEnv):
         ping_interval: Seconds between pings; None sends none.
         ping_timeout: Seconds a waiting client may leave a ping unanswered; None for ever.
         max_message_bytes: Larger messages close their connection with 1009.
+        verify: Compare each step with what the env took and gave, by clients with ``--verify``; a difference is a
+            `LedgerMismatch`, or with ``"warn"`` a warning.
 
     Raises:
         ValueError: naming the argument that is out of range (`TypeError` for a wrong type).
@@ -94,6 +96,7 @@ class PlugRemoteVecEnv(VecEnv):
         ping_interval: float | None = 20.0,
         ping_timeout: float | None = 20.0,
         max_message_bytes: int = 1 << 30,
+        verify: Verify = False,
     ) -> None:
         self._lockstep = Lockstep(
             BridgeOptions(
@@ -101,7 +104,7 @@ class PlugRemoteVecEnv(VecEnv):
                 image_key=image_key, state_key=state_key, action_horizon=action_horizon, timeout=timeout,
                 connect_timeout=connect_timeout, on_client_loss=on_client_loss, episode_log=episode_log,
                 api_key=api_key, ssl=ssl, allowed_origins=allowed_origins, ping_interval=ping_interval,
-                ping_timeout=ping_timeout, max_message_bytes=max_message_bytes,
+                ping_timeout=ping_timeout, max_message_bytes=max_message_bytes, verify=verify,
             )
         )  # fmt: skip
         self._finalizer = weakref.finalize(self, self._lockstep.close)

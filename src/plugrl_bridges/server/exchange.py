@@ -19,8 +19,9 @@ from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.server.hub import Hub
 from plugrl_bridges.server.pool import ArrayPool
 from plugrl_bridges.server.result import Finals, InfoPart, StepResult
-from plugrl_bridges.server.roster import Roster
+from plugrl_bridges.server.roster import Roster, known
 from plugrl_bridges.server.upcoming import Upcoming
+from plugrl_bridges.server.verify import Verifier
 from plugrl_bridges.wire.closing import FEEDBACK_TIMEOUT, GOING_AWAY
 from plugrl_bridges.wire.info import episode_records
 from plugrl_bridges.wire.messages import Action, Feedback, Infer, Metadata, ResetRequest
@@ -60,6 +61,7 @@ class Exchange:
         last: The observations that the trainer has, one array per leaf; empty before the first reset.
         resetting: Whether the open exchange is a reset.
         upcoming: The episodes that the trainer is not to see yet; None where it sees them in the same step.
+        verifier: Is told the digests that clients send, if steps are to be verified.
 
     Raises:
         OSError: if the port cannot be had; the text names it.
@@ -70,6 +72,7 @@ class Exchange:
         self.step: StepResult | None = None
         self.last: list[Array] = []
         self.upcoming: Upcoming | None = None
+        self.verifier: Verifier | None = None
         self._options = options
         self._pool: ArrayPool | None = None
         self._blank: StepResult | None = None  # for the next exchange
@@ -81,16 +84,12 @@ class Exchange:
     @property
     def num_envs(self) -> int:
         """Number of slots; known once a client is here."""
-        if self.roster.num_envs is None:
-            raise EnvPoisoned("no client has connected yet: call reset() first")
-        return self.roster.num_envs
+        return known(self.roster.num_envs)
 
     @property
     def observation_layout(self) -> ObservationLayout:
         """Layout of one env's observation; known once a client is here."""
-        if self.roster.observation_layout is None:
-            raise EnvPoisoned("no client has connected yet: call reset() first")
-        return self.roster.observation_layout
+        return known(self.roster.observation_layout)
 
     def _open(self) -> StepResult:
         if self.step is None:
@@ -120,7 +119,7 @@ class Exchange:
             raise error
         layout = self.observation_layout
         if seat.preparing:
-            self.roster.hold(seat, infer)
+            self.roster.hold(seat, infer, from_reset=True)
             seat.preparing, seat.first = False, True
             self.roster.admit(seat)
             return
@@ -131,6 +130,9 @@ class Exchange:
             layout.read(infer.observation, step.observations, seat.rows(infer.env_indices[~infer.reuse]))
         if infer.reset_info:
             step.reset_parts.append(InfoPart.of(infer.reset_info, seat.slots_of(infer.env_indices)))
+        if self.verifier is not None and infer.digest is not None:
+            begun = True if self.resetting else step.terminated | step.truncated
+            self.verifier.asked(seat.rows(infer.env_indices), infer.digest, begun)
         seat.acting = False
         self._pending -= 1
 
@@ -147,6 +149,8 @@ class Exchange:
         step.terminated[rows] = feedback.terminated
         step.truncated[rows] = feedback.truncated
         seat.fed_back = seat.first = True
+        if self.verifier is not None and feedback.digest is not None:
+            self.verifier.fed_back(rows, feedback.digest)
         done = feedback.terminated | feedback.truncated
         if b"\x01" in done.tobytes():
             slots = seat.slots_of(feedback.env_indices)[done]
@@ -207,6 +211,9 @@ class Exchange:
             self._pool = ArrayPool(self.observation_layout.leaves, n)
             if self._options.autoreset_mode is not AutoresetMode.SAME_STEP:
                 self.upcoming = Upcoming(self.observation_layout, n)
+            if self._options.verify:
+                layouts = self.observation_layout, known(self.roster.action_layout)
+                self.verifier = Verifier(self._options, n, *layouts, self.roster.address_of)
         return StepResult(
             observations=self._pool.take(),
             rewards=np.zeros(n),
@@ -257,8 +264,7 @@ class Exchange:
             seeds: One per slot.
             options: One per slot.
         """
-        seat.held = None
-        seat.reset_info = None
+        seat.held = seat.reset_info = seat.digest = None
         asked = seat.peer.session.asked
         if asked is None:
             return
@@ -283,9 +289,7 @@ class Exchange:
 
     def _no_actions(self, num_envs: int) -> Array:
         """Make the rows of an action that are there for form's sake."""
-        layout = self.roster.action_layout
-        if layout is None:
-            raise EnvPoisoned("no client has connected yet: call reset() first")
+        layout = known(self.roster.action_layout)
         return np.zeros((self._options.action_horizon, num_envs, *(layout.shape or (1,))), layout.dtype)
 
     def gather(self, timeout_s: float) -> None:
@@ -300,7 +304,8 @@ class Exchange:
             RaggedClientError: if a client cannot be served in lockstep.
             EnvPoisoned: if the hub was closed meanwhile.
         """
-        deadline = time.monotonic() + timeout_s
+        entered = time.monotonic()
+        deadline = entered + timeout_s
         if self._blank is None:  # made while the envs step, which costs nobody anything
             self._blank = self._make_blank()
         self.hub.poll_if_due()
@@ -318,14 +323,15 @@ class Exchange:
                 self._give_up_on_silent(timeout_s)
                 continue
             if self.roster.losses:
-                since = max(self._started, *(loss.at for loss in self.roster.losses.values()))
+                since = max(entered, *(loss.at for loss in self.roster.losses.values()))
                 if now >= since + timeout_s:
                     self._fail_vacant(now - since)
                 limit = since + timeout_s
             else:
                 limit = deadline
             if elapsed >= next_report:
-                self._report_wait(elapsed)
+                owing, losses = [seat for seat in self.roster.sitting if seat.acting], self.roster.losses
+                logger.warning("%s", report.still_waiting(self.hub.url, owing, losses, self.num_envs, elapsed))
                 next_report *= 2
             self.hub.poll(max(0.0, min(_SLICE_S, limit - now, self._started + next_report - now)))
         self._check_failure()
@@ -342,15 +348,6 @@ class Exchange:
         if losses and self._options.on_client_loss == "raise":
             text = report.lost_clients(self.hub.url, losses, self.num_envs)
             raise StepTimeout(text) if any(loss.timed_out for loss in losses.values()) else ClientLost(text)
-
-    def _report_wait(self, elapsed: float) -> None:
-        acting = [seat for seat in self.roster.sitting if seat.acting]
-        if acting:
-            logger.warning("still waiting: %s", report.still_acting(self.hub.url, acting, self.num_envs, elapsed))
-        else:
-            logger.warning(
-                "still waiting: %s", report.vacant_slots(self.hub.url, self.roster.losses, self.num_envs, elapsed)
-            )
 
     def _give_up_on_silent(self, timeout_s: float) -> None:
         """End the connections that owe a result [7.3]; by policy that is an error, or the loss of a client."""
@@ -423,8 +420,7 @@ class Exchange:
         self.step = None
         return step
 
-    @staticmethod
-    def _take_held(seat: Seat, step: StepResult) -> None:
+    def _take_held(self, seat: Seat, step: StepResult) -> None:
         if seat.held is None or seat.unreset:
             return
         rows = list(seat.slots)
@@ -432,8 +428,9 @@ class Exchange:
             array[rows] = held
         if seat.reset_info:
             step.reset_parts.append(InfoPart.of(seat.reset_info, np.array(rows)))
-        seat.held = None
-        seat.reset_info = None
+        if self.verifier is not None:
+            self.verifier.seated(seat.slots, seat.digest, from_reset=seat.from_reset)
+        seat.held = seat.reset_info = seat.digest = None
 
 
 def _row(array: Array, at: int) -> Array:

@@ -21,10 +21,11 @@ from plugrl_bridges.server.episodes import EpisodeCounter
 from plugrl_bridges.server.exchange import Exchange
 from plugrl_bridges.server.greeting import greeting
 from plugrl_bridges.server.options import seconds
+from plugrl_bridges.server.roster import known
 from plugrl_bridges.spaces import ActionLayout, ObservationLayout
 from plugrl_bridges.wire.codec import encode
 from plugrl_bridges.wire.messages import ResetRequest
-from plugrl_bridges.wire.session import ENV_SPEC, LATE_RESET, REUSE_FEEDBACK_OBS, SEEDED_RESET
+from plugrl_bridges.wire.session import ENV_SPEC, LATE_RESET, REUSE_FEEDBACK_OBS, SEEDED_RESET, STEP_DIGEST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +43,7 @@ T = TypeVar("T")
 _RESET_PATIENCE = 3.0  # times the timeout: clients that come and go during a reset do not keep it up for ever
 
 FEATURES = (REUSE_FEEDBACK_OBS, ENV_SPEC, SEEDED_RESET, LATE_RESET)
-"""Optional features that the bridge offers [10]."""
+"""Optional features that the bridge offers [10]; with the option ``verify``, step-digest too."""
 
 
 class Lockstep:
@@ -67,7 +68,7 @@ class Lockstep:
             ObservationLayout(options.observation_space)  # what cannot travel is told here, and not of a client
         if options.action_space is not None:
             ActionLayout(options.action_space).stacked(options.action_horizon)
-        self._exchange = Exchange(options, greeting(options, FEATURES))
+        self._exchange = Exchange(options, greeting(options, (*FEATURES, STEP_DIGEST) if options.verify else FEATURES))
         self._hub = self._exchange.hub
         self._roster = self._exchange.roster
 
@@ -94,12 +95,12 @@ class Lockstep:
     @property
     def action_layout(self) -> ActionLayout:
         """Layout of one env's action; `connect` first."""
-        return _known(self._roster.action_layout)
+        return known(self._roster.action_layout)
 
     @property
     def announced(self) -> Announced:
         """What the first client said of its envs; `connect` first."""
-        return _known(self._roster.announced)
+        return known(self._roster.announced)
 
     @property
     def client_losses(self) -> int:
@@ -150,6 +151,7 @@ class Lockstep:
             ConnectTimeout: if the clients did not come in time.
             StepTimeout: naming the slots that did not answer in time.
             ClientLost: if a client went away and none took its place.
+            LedgerMismatch: with ``verify=True``, if an env's first observation is not what it gave.
         """
         self.connect()
         seeds = _checked_seeds(_one_per_slot("seeds", seeds, self.num_envs))
@@ -203,6 +205,8 @@ class Lockstep:
                 self._exchange.begin()
                 if idle is not None:
                     self._exchange.keep(idle)
+                if self._exchange.verifier is not None:
+                    self._exchange.verifier.sent(actions)
                 for seat in list(self._roster.sitting):
                     # One that took a lost slot since the last step was not meant by this action, and one whose next
                     # episode begins in this step sits it out: its infer stays unanswered until the next.
@@ -226,6 +230,7 @@ class Lockstep:
             StepTimeout: naming the missing slots; the environment is poisoned.
             ClientLost: if a client went away and, by policy, this is an error or nobody took its place.
             RaggedClientError: if a client cannot be served in lockstep.
+            LedgerMismatch: with ``verify=True``, naming the slot whose env took or gave something else.
             EnvPoisoned: if no step is in flight, or an earlier one failed.
         """
         if timeout_s is not None:
@@ -237,7 +242,8 @@ class Lockstep:
             try:
                 self._exchange.gather(self.options.timeout if timeout_s is None else timeout_s)
                 step = self._exchange.finish_step()
-                _known(self._episodes).count(step)
+                self._verify(step)
+                known(self._episodes).count(step)
             except BaseException as exc:
                 self._poison = exc
                 raise
@@ -251,6 +257,14 @@ class Lockstep:
         self._hub.close()
         if self._episodes is not None:
             self._episodes.close()
+        if self._exchange.verifier is not None:
+            self._exchange.verifier.close()
+
+    def _verify(self, step: StepResult, *, reset: bool = False) -> None:
+        """Hold a finished result to what the clients say that their envs took and gave."""
+        verifier, upcoming = self._exchange.verifier, self._exchange.upcoming
+        if verifier is not None:
+            verifier.check(step, None if upcoming is None else upcoming.waiting, reset=reset)
 
     def _check_usable(self) -> None:
         if self._hub.forked:
@@ -309,6 +323,7 @@ class Lockstep:
         if exchange.upcoming is not None:  # of a client that cannot reset, the next episode is all there is
             begun |= {slot for slot in going_on if exchange.upcoming.waiting[slot]}
         step = exchange.finish_reset(chosen, begun)
+        self._verify(step, reset=True)
         exchange.prepare_spares()
         self._ever_reset = True
         self._episodes.restart([slot for slot in sorted(chosen) if slot not in going_on or slot in step.lost])
@@ -420,9 +435,3 @@ def _one_per_slot(name: str, given: Sequence[T | None] | None, num_envs: int) ->
     if len(given) != num_envs:
         raise ValueError(f"{name}: expected one per slot, {num_envs}, got {len(given)}")
     return list(given)
-
-
-def _known(value: T | None) -> T:
-    if value is None:
-        raise EnvPoisoned("no client has connected yet: call reset() first")
-    return value

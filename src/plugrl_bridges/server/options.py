@@ -20,12 +20,15 @@ from plugrl_bridges.server.autoreset import AutoresetMode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BridgeOptions", "OnClientLoss", "seconds", "whole"]
+__all__ = ["BridgeOptions", "OnClientLoss", "Verify", "seconds", "whole"]
 
 Space: TypeAlias = "spaces.Space[Any]"
 
 OnClientLoss: TypeAlias = Literal["truncate", "raise"]
 """``"truncate"`` or ``"raise"``; what a step does when an env client goes away."""
+
+Verify: TypeAlias = Literal[False, True, "raise", "warn"]
+"""Whether steps are compared with what the envs took and gave, and whether a difference is an error or a warning."""
 
 _MAX_PORT = 65535
 
@@ -54,6 +57,8 @@ class BridgeOptions:
         ping_timeout: Seconds a client that waits for the trainer may stay silent after a ping; None for ever.
         max_message_bytes: Larger messages close their connection with 1009.
         autoreset_mode: When the trainer sees the episode that follows another.
+        verify: Compare each step with what the env took and gave; True or ``"raise"``: a difference is an error;
+            ``"warn"``: a warning.
 
     Raises:
         ValueError: naming the argument, for a value out of its range.
@@ -79,6 +84,7 @@ class BridgeOptions:
     ping_timeout: float | None = 20.0
     max_message_bytes: int = 1 << 30
     autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP
+    verify: Verify = False
 
     def __post_init__(self) -> None:
         """Check every value once; nothing re-checks later."""
@@ -97,6 +103,7 @@ class BridgeOptions:
         if self.on_client_loss not in ("truncate", "raise"):
             raise ValueError(f"on_client_loss must be 'truncate' or 'raise', got {self.on_client_loss!r}")
         self._check_episode_log()
+        self._check_verify()
 
     def _check_types(self) -> None:
         for name in ("observation_space", "action_space"):
@@ -127,6 +134,23 @@ class BridgeOptions:
             raise ValueError(f"episode_log: the folder {str(path.parent)!r} does not exist")
         if path.is_dir():
             raise ValueError(f"episode_log: {str(path)!r} is a folder, expected a file name")
+
+    def _check_verify(self) -> None:
+        if self.verify not in (False, True, "raise", "warn"):
+            raise ValueError(f"verify must be False, True, 'raise' or 'warn', got {self.verify!r}")
+        if not self.verify:
+            return
+        if self.action_horizon > 1:
+            raise ValueError(
+                f"verify={self.verify!r} compares single steps, and action_horizon={self.action_horizon} makes several "
+                "of them at once, which the trainer does not see: use one or the other"
+            )
+        for name in ("image_key", "state_key"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"verify={self.verify!r} compares whole observations, and {name}={getattr(self, name)!r} leaves "
+                    "out a part of them: use one or the other, or leave the part out at the client, by a wrapper"
+                )
 
 
 def _wrong_type(name: str, expected: str, value: object) -> TypeError:

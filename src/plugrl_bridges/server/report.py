@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.server.seats import Loss, Seat
 
-__all__ = ["client_command", "lost_clients", "slots_text", "still_acting", "vacant_slots", "waiting_for_clients"]
+__all__ = [
+    "client_command",
+    "lost_clients",
+    "slots_text",
+    "still_acting",
+    "still_waiting",
+    "vacant_slots",
+    "waiting_for_clients",
+]
 
 
 def client_command(url: str, num_envs: int | None) -> str:
@@ -56,6 +64,13 @@ def still_acting(url: str, seats: Sequence[Seat], num_envs: int, elapsed_s: floa
         f"the environment at {url} took longer than {elapsed_s:.1f} s: {num_envs - len(missing)} of {num_envs} envs "
         f"answered; missing: {who}"
     )
+
+
+def still_waiting(url: str, owing: Sequence[Seat], losses: dict[int, Loss], num_envs: int, elapsed_s: float) -> str:
+    """Say who owes a result, or else which slots nobody has."""
+    if owing:
+        return f"still waiting: {still_acting(url, owing, num_envs, elapsed_s)}"
+    return f"still waiting: {vacant_slots(url, losses, num_envs, elapsed_s)}"
 
 
 def vacant_slots(url: str, losses: dict[int, Loss], num_envs: int, elapsed_s: float) -> str:

@@ -9,21 +9,29 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from plugrl_bridges.errors import PlugRLError, RaggedClientError, RemoteProtocolError, SpaceError
+from plugrl_bridges.errors import (
+    EnvPoisoned,
+    PlugRLError,
+    RaggedClientError,
+    RemoteProtocolError,
+    SpaceError,
+    UnverifiedClientError,
+)
 from plugrl_bridges.server import report
 from plugrl_bridges.server.announced import Announced
 from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.server.seats import Loss, Seat
 from plugrl_bridges.server.slots import Candidate, Effect, Parked, Seated, SlotTable
 from plugrl_bridges.server.surfaced import surfaced_layout, surfaced_space
+from plugrl_bridges.server.verify import check_spaces
 from plugrl_bridges.spaces import ActionLayout
 from plugrl_bridges.wire.closing import FEEDBACK_TIMEOUT
 from plugrl_bridges.wire.info import own
-from plugrl_bridges.wire.session import LATE_RESET
+from plugrl_bridges.wire.session import LATE_RESET, STEP_DIGEST
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -33,9 +41,22 @@ if TYPE_CHECKING:
     from plugrl_bridges.spaces import ObservationLayout
     from plugrl_bridges.wire.messages import Infer
 
-__all__ = ["Roster"]
+__all__ = ["Roster", "known"]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def known(value: T | None) -> T:
+    """Give what is known as soon as a client is here.
+
+    Raises:
+        EnvPoisoned: if it is not.
+    """
+    if value is None:
+        raise EnvPoisoned("no client has connected yet: call reset() first")
+    return value
 
 
 class Roster:
@@ -117,6 +138,7 @@ class Roster:
 
         Raises:
             RaggedClientError: if one env of it could not wait for the trainer while the others step.
+            UnverifiedClientError: if it sends no digests, and the trainer wants every step verified.
             RemoteProtocolError: for an ``env_spec`` or an observation that is not as it should be.
             SpaceError: if its spaces are not those in use; while slots are open, ``failure`` has it too.
         """
@@ -124,6 +146,7 @@ class Roster:
         n = len(infer.env_indices)
         seat = Seat(peer, tuple(infer.env_indices.tolist()), announced.features, unreset=announced.unreset)
         self._check_can_wait(seat)
+        self._check_can_be_verified(seat)
         try:
             self._agree(peer, announced, infer)
             self.hold(seat, infer)
@@ -144,11 +167,20 @@ class Roster:
     def prepare(self, seat: Seat) -> None:
         """Keep a connection apart while its envs are reset for the first time; `admit` it then."""
         self._table.leave(seat.peer.number)
-        seat.held, seat.reset_info = None, None
+        seat.held = seat.reset_info = seat.digest = None
         seat.unreset, seat.preparing = False, True
 
-    def hold(self, seat: Seat, infer: Infer) -> None:
+    def address_of(self, slot: int) -> str:
+        """Give the address of a slot's client, for texts."""
+        return next((seat.peer.address for seat in self.sitting if slot in seat.slots), "gone meanwhile")
+
+    def hold(self, seat: Seat, infer: Infer, *, from_reset: bool = False) -> None:
         """Keep the first observations and infos that a seat's envs bring, until a step hands them to the trainer.
+
+        Args:
+            seat: Whose.
+            infer: What came.
+            from_reset: Whether this side had asked for a reset.
 
         Raises:
             RemoteProtocolError: if the observations do not fit the layout [5.2].
@@ -160,7 +192,10 @@ class Roster:
         held = layout.allocate(n)
         order = [seat.envs.index(env) for env in infer.env_indices.tolist()]
         layout.read(infer.observation, held, np.array(order))
-        seat.held = held
+        seat.held, seat.from_reset = held, from_reset
+        if infer.digest is not None:
+            seat.digest = np.empty(n, np.uint64)
+            seat.digest[order] = infer.digest
         if infer.reset_info:
             seat.reset_info = {key: own(value) for key, value in infer.reset_info.items()}
 
@@ -197,6 +232,21 @@ class Roster:
             self.failure = error
         raise error
 
+    def _check_can_be_verified(self, seat: Seat) -> None:
+        if not self._options.verify or STEP_DIGEST in seat.features:
+            return
+        text = (
+            f"[step-digest] verify is on, but the client at {seat.peer.address} sends no digests of its steps: start "
+            "it with --verify (EnvClient(..., verify=True))"
+        )
+        if self._options.verify == "warn":
+            self.warn_once(f"{text}; its slots are not checked", kind="unverified")
+            return
+        error = UnverifiedClientError(f'{text}, or give the bridge verify="warn" to go on without')
+        if not self.filled:
+            self.failure = error
+        raise error
+
     def _agree(self, peer: Peer, announced: Announced, infer: Infer) -> None:
         """Fix the spaces on the first client, and hold later ones to them."""
         try:
@@ -222,6 +272,8 @@ class Roster:
         if announced.observation_space is not None:
             announced = replace(announced, observation_space=surfaced_space(self._options, announced.observation_space))
         announced.check_against(layout.space, action_layout.space, self._warn_of_spaces)
+        if self._options.verify and STEP_DIGEST in announced.features:
+            check_spaces(announced, layout, action_layout)
 
     def _check_reads(self, announced: Announced, layout: ObservationLayout, infer: Infer) -> None:
         """Read the first observation before its space is fixed for all clients."""

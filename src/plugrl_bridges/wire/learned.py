@@ -163,10 +163,10 @@ class _Learner:
         observation, indices = self._observation(message.observation), self._same_names(message.env_indices)
         steps, rewards = self._take(message.step_ids), self._take(message.rewards)
         terminated, truncated = self._take(message.terminated), self._take(message.truncated)
-        info = self._nested(message.info)
+        info, digest = self._nested(message.info), self._optional(message.digest)
         return lambda arrays: Feedback(
             observation(arrays), indices, arrays[steps], arrays[rewards], arrays[terminated], arrays[truncated],
-            info(arrays),
+            info(arrays), digest(arrays),
         )  # fmt: skip
 
     def _infer(self, message: Infer) -> _Fill:
@@ -175,9 +175,11 @@ class _Learner:
         observation, indices = self._observation(message.observation), self._same_names(message.env_indices)
         steps, reuse = self._take(message.step_ids), message.reuse
         reset_info = None if message.reset_info is None else self._nested(message.reset_info)
+        digest = self._optional(message.digest)
         return lambda arrays: Infer(
-            observation(arrays), indices, arrays[steps], reuse, None, None if reset_info is None else reset_info(arrays)
-        )
+            observation(arrays), indices, arrays[steps], reuse, None,
+            None if reset_info is None else reset_info(arrays), digest(arrays),
+        )  # fmt: skip
 
     def _action(self, message: Action) -> _Fill:
         if message.reset is not None:
@@ -185,6 +187,9 @@ class _Learner:
         indices = None if message.env_ids is None else self._same_names(message.env_ids)
         action = self._take(message.action)
         return lambda arrays: Action(indices, arrays[action])
+
+    def _optional(self, array: Array | None) -> Callable[[list[Array]], Value]:
+        return _constant(None) if array is None else _picker(self._take(array))
 
     def _nested(self, info: Mapping[Any, Value]) -> Callable[[list[Array]], dict[Any, Value]]:
         """Take the arrays of an info map, at any depth; everything else in it is fixed."""

@@ -87,6 +87,8 @@ def _arrays_of(message: Message) -> tuple[_Names, list[Array], int | None] | Non
         names, observed, blank = _observed(message.observation, len(message.env_indices))
         arrays = [message.env_indices, message.step_ids, *observed]
         arrays += [message.rewards, message.terminated, message.truncated]
+        if message.digest is not None:
+            arrays.append(message.digest)
         return names, arrays, None if blank is None else 2 + blank
     if isinstance(message, Infer):
         if message.env_spec is not None or message.reset_info:
@@ -95,6 +97,8 @@ def _arrays_of(message: Message) -> tuple[_Names, list[Array], int | None] | Non
         arrays += [message.env_indices, message.step_ids]
         if message.reuse is not None:
             arrays.append(message.reuse)
+        if message.digest is not None:
+            arrays.append(message.digest)
         return names, arrays, blank
     if isinstance(message, Action) and message.reset is None and message.env_ids is not None:
         return (), [message.env_ids, message.action], None

@@ -78,6 +78,7 @@ class Infer:
         env_spec: The map of feature ``env-spec``, on a connection's first infer, or None.
         reset_info: The info maps of envs that were reset since the last infer (feature ``env-spec``), batched to n as
             ``info`` of a feedback is, or None.
+        digest: uint64 ``[n]`` of feature ``step-digest``: the chain of each env as it stands, or None.
     """
 
     message_type: ClassVar[str] = "infer"
@@ -87,6 +88,7 @@ class Infer:
     reuse: Array | None = None
     env_spec: Mapping[str, Value] | None = None
     reset_info: Mapping[str, Value] | None = None
+    digest: Array | None = None
 
     @property
     def rows_sent(self) -> int:
@@ -103,6 +105,8 @@ class Infer:
         }
         if self.reuse is not None:
             wire["reuse"] = self.reuse
+        if self.digest is not None:
+            wire["digest"] = self.digest
         if self.env_spec is not None:
             wire["env_spec"] = self.env_spec
         if self.reset_info:
@@ -172,6 +176,7 @@ class Feedback:
         terminated: bool ``[m]``.
         truncated: bool ``[m]``.
         info: The map of [5.4]; ``wire.info.split_info`` makes one dict per env of it.
+        digest: uint64 ``[m]`` of feature ``step-digest``: the chain of each env after its step, or None.
     """
 
     message_type: ClassVar[str] = "feedback"
@@ -182,10 +187,11 @@ class Feedback:
     terminated: Array
     truncated: Array
     info: Mapping[str, Value] = field(default_factory=dict)
+    digest: Array | None = None
 
     def to_wire(self) -> dict[str, Value]:
         """Give the map that travels; ``data`` has exactly the five keys of [5.4]."""
-        return {
+        wire: dict[str, Value] = {
             "message_type": "feedback",
             "env_indices": self.env_indices,
             "step_ids": self.step_ids,
@@ -197,6 +203,9 @@ class Feedback:
                 "info": dict(self.info),
             },
         }
+        if self.digest is not None:
+            wire["digest"] = self.digest
+        return wire
 
 
 Message: TypeAlias = "Metadata | Infer | Action | Feedback"
@@ -271,6 +280,7 @@ def _parse_infer(value: dict[Any, Value]) -> Infer:
         reuse=reuse,
         env_spec=_optional_map(value, "env_spec", "infer", "env-spec"),
         reset_info=reset_info,
+        digest=_digest(value, n, "infer"),
     )
 
 
@@ -343,6 +353,7 @@ def _parse_feedback(value: dict[Any, Value]) -> Feedback:
         terminated=_flags(data, "terminated", m),
         truncated=_flags(data, "truncated", m),
         info=info,
+        digest=_digest(value, m, "feedback"),
     )
 
 
@@ -394,6 +405,17 @@ def _step_ids(value: dict[Any, Value], n: int, message: str, clause: str) -> Arr
     if not isinstance(found, np.ndarray) or found.shape != (n,) or found.dtype.kind not in "iu":
         raise RemoteProtocolError(
             f"{message}: step_ids must be an int array of length {n}, got {describe(found)}", clause=clause
+        )
+    return found
+
+
+def _digest(value: dict[Any, Value], n: int, message: str) -> Array | None:
+    found = value.get("digest")
+    if found is not None and (
+        not isinstance(found, np.ndarray) or found.dtype != np.dtype("<u8") or found.shape != (n,)
+    ):
+        raise RemoteProtocolError(
+            f"{message}: digest must be a <u8 array of length {n}, got {describe(found)}", clause="step-digest"
         )
     return found
 

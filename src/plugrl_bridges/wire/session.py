@@ -30,6 +30,7 @@ __all__ = [
     "LATE_RESET",
     "REUSE_FEEDBACK_OBS",
     "SEEDED_RESET",
+    "STEP_DIGEST",
     "TRANSITIONS",
     "ClientSession",
     "Role",
@@ -41,6 +42,7 @@ REUSE_FEEDBACK_OBS = "reuse-feedback-obs"
 ENV_SPEC = "env-spec"
 SEEDED_RESET = "seeded-reset"
 LATE_RESET = "late-reset"
+STEP_DIGEST = "step-digest"
 
 
 class Role(enum.Enum):
@@ -118,6 +120,7 @@ class ServerSession(_Session):
     def __init__(self, *, parser: Callable[[Buffer | str], Message] | None = None) -> None:
         super().__init__(parser=parser)
         self._features: frozenset[str] = frozenset()
+        self._digested = False  # whether this client has announced that it sends digests
         self._holding: set[int] = set()
         self._whole: Array | None = None  # in place of that set, if the envs of one whole infer hold actions
         self._all_reset = False  # every env of the last action was reset, so that its feedback may be empty
@@ -156,6 +159,7 @@ class ServerSession(_Session):
             self._asked = message
             return message, ()
         feedback = cast("Feedback", message)  # the table admits nothing else
+        self._check_digest(feedback)
         if not len(feedback.env_indices) and not self._all_reset:
             raise RemoteProtocolError("feedback: env_indices names no env, but actions are held", clause="5.4")
         if self._whole is not None and same_envs(self._whole, feedback.env_indices):
@@ -178,7 +182,20 @@ class ServerSession(_Session):
             self._whole = None
         return self._holding
 
+    def _check_digest(self, message: Infer | Feedback) -> None:
+        if (message.digest is not None) is not self._digested:
+            what, why = ("no digest", "this client announced") if self._digested else ("a digest", "was not agreed on")
+            raise RemoteProtocolError(
+                f"{message.message_type}: {what}, but the feature {why}: a client that sends digests has it among the "
+                "features of its env_spec, and sends them with each infer and feedback if the metadata lists it",
+                clause="step-digest",
+            )
+
     def _check_infer(self, infer: Infer) -> None:
+        if infer.env_spec is not None and STEP_DIGEST in self._features:
+            announced = infer.env_spec.get("features")
+            self._digested = isinstance(announced, list) and STEP_DIGEST in announced
+        self._check_digest(infer)
         if infer.reuse is not None:
             if REUSE_FEEDBACK_OBS not in self._features:
                 raise RemoteProtocolError("infer: reuse, but the metadata does not list the feature", clause="10.1")
@@ -238,6 +255,7 @@ def _rows_of(feedback: Feedback, keep: Array) -> Feedback:
         terminated=feedback.terminated[keep],
         truncated=feedback.truncated[keep],
         info={},
+        digest=None if feedback.digest is None else feedback.digest[keep],
     )
 
 
@@ -314,6 +332,7 @@ class ClientSession(_Session):
                 raise LocalProtocolError(f"[10.1] {fault}")
         if (infer.env_spec is not None or infer.reset_info) and ENV_SPEC not in self.features:
             raise LocalProtocolError("[env-spec] env_spec or reset_info, but the metadata does not list env-spec")
+        self._check_digest(infer)
         buffers = self._send(infer)
         self._asked = infer
         return buffers
@@ -322,8 +341,13 @@ class ClientSession(_Session):
         """Give the buffers of a feedback; send them together with the next infer's, in one send.
 
         Raises:
-            LocalProtocolError: if a feedback is not due.
+            LocalProtocolError: if a feedback is not due, or carries what the server did not offer.
         """
+        self._check_digest(feedback)
         buffers = self._send(feedback)
         self._reuse.note_feedback(feedback.env_indices, feedback.terminated, feedback.truncated)
         return buffers
+
+    def _check_digest(self, message: Infer | Feedback) -> None:
+        if message.digest is not None and STEP_DIGEST not in self.features:
+            raise LocalProtocolError("[step-digest] digest, but the metadata does not list step-digest")
