@@ -110,7 +110,8 @@ class Verifier:
 
     def sent(self, actions: object) -> None:
         """Take what the trainer sends, ``[num_envs, *shape]``; copied, since the trainer may change it."""
-        self._actions = np.array(actions)
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._actions = np.array(actions, self._action_leaves[0].dtype)
         self._vector_step += 1
 
     def fed_back(self, rows: slice | Array, digest: Array) -> None:
