@@ -151,14 +151,19 @@ def _weights(model: PPO) -> str:
     return sha.hexdigest()
 
 
-def _recorded(folder: Path) -> list[Episode]:
+def _recorded(folder: Path) -> tuple[list[Episode], list[str]]:
+    """Give the episodes of the envs' own ledger, and how each ended, row by row."""
     [path] = (folder / "envs").iterdir()
-    return [(each.env, each.ret, each.length) for each in LedgerReader(path).episodes()]
+    episodes = sorted(LedgerReader(path).episodes(), key=lambda each: each.env)
+    ends = ["terminated" if each.terminated else "truncated" for each in episodes]
+    return [(each.env, each.ret, each.length) for each in episodes], ends
 
 
-def _logged(folder: Path) -> list[Episode]:
+def _logged(folder: Path) -> tuple[list[Episode], list[str]]:
+    """Give the same of the bridge's episode log."""
     with (folder / "episodes.csv").open() as file:
-        return [(int(row["slot"]), float(row["return"]), int(row["length"])) for row in csv.DictReader(file)]
+        rows = sorted(csv.DictReader(file), key=lambda row: int(row["slot"]))
+    return [(int(row["slot"]), float(row["return"]), int(row["length"])) for row in rows], [row["end"] for row in rows]
 
 
 def agree(log: Iterable[Episode], record: Iterable[Episode]) -> bool:
@@ -202,8 +207,11 @@ def run_case(
         folder = Path(name)
         whole = train(setting, seed, folder, verify=False, plan=plan)
         found = compare(folder / "trainer.ledger", [folder / "envs"])
-        record = _recorded(folder)
-        row.log = "agrees" if agree(_logged(folder), record) else "DIFFERS"
+        record, ends = _recorded(folder)
+        logged, logged_ends = _logged(folder)
+        row.log = "agrees" if agree(logged, record) and logged_ends == ends else "DIFFERS"
+        if not (record or logged):
+            row.log = "no episode"
     first, row.changed = whole.report["first"], whole.report["changed"]
     place = None
     if first is not None:

@@ -147,6 +147,29 @@ def test_clean_run_of_a_batched_simulator(start: Clients, mode: Gymnasiums) -> N
         env.close()
 
 
+@pytest.mark.parametrize("batched", [False, True], ids=["envs", "vector env"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_actions_wider_or_narrower_than_their_space(start: Clients, dtype: Any, batched: bool) -> None:
+    def make() -> gym.Env[Any, Any]:
+        env = CountingEnv()
+        env.action_space = spaces.Box(-10, 10, (2,), dtype)
+        return env
+
+    def make_batch() -> Any:
+        return gym.vector.SyncVectorEnv([make, make], autoreset_mode=Gymnasiums.SAME_STEP)
+
+    env = PlugRLVectorEnv(port=0, num_envs=2, verify=True, timeout=20)
+    start(make_batch if batched else make, env.url, num_envs=2)
+    try:
+        env.reset()
+        for _ in range(7):
+            env.step(np.full((2, 2), 0.3, np.float32))
+            env.step(np.full((2, 2), 0.3, np.float64))
+        assert checked(env) == 2 * 3
+    finally:
+        env.close()
+
+
 def test_clean_run_of_a_single_env(start: Clients) -> None:
     env = RemoteEnv(port=0, verify=True, timeout=20)
     start(CountingEnv, env.url)

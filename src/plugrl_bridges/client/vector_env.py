@@ -161,8 +161,8 @@ class VectorBatch(EnvBatch):
         observation: Any = None
         rewards: Any = None
         with self.blaming("step"):
-            for at, step_actions in enumerate(actions, 1):
-                observation, rewards, terminated, truncated, self._infos = self._env.step(step_actions.copy())
+            for at, taken in enumerate(actions, 1):
+                observation, rewards, terminated, truncated, self._infos = self._env.step(taken.copy())
                 self.rewards += np.asarray(rewards)
                 self.lengths += 1
                 self.terminated[:], self.truncated[:] = terminated, truncated
@@ -170,8 +170,7 @@ class VectorBatch(EnvBatch):
                 if self.any_ended:
                     break
                 if self._chains is not None and at < len(actions):
-                    columns = self._columns(observation)
-                    self._chains.step([step_actions], rewards, self.terminated, self.truncated, columns)
+                    self._digest(taken, rewards, self._columns(observation))
             self.steps = int(self.lengths[0]) * len(rows)
             self.observations = self._columns(observation)
             self._next = None
@@ -179,7 +178,13 @@ class VectorBatch(EnvBatch):
             if self.any_ended:
                 self._part_ended(np.flatnonzero(self.terminated | self.truncated).tolist())
             if self._chains is not None:
-                self._chains.step([step_actions], rewards, self.terminated, self.truncated, self.observations)
+                self._digest(taken, rewards, self.observations)
+
+    def _digest(self, actions: Array, rewards: Any, columns: list[Array]) -> None:  # noqa: ANN401 - the env's own
+        """Take a step into the digests: the action in the dtype of its space, as everything."""
+        if self._chains is not None:
+            actions = actions.astype(self.action_layout.dtype)
+            self._chains.step([actions], rewards, self.terminated, self.truncated, columns)
 
     def _part_ended(self, rows: list[int]) -> None:
         """Tell the terminal observations and infos of ended rows from those of the next episodes."""
