@@ -1099,7 +1099,7 @@ public:
         out.str("client").str(options_.client).str("client_version").str(options_.version);
         if (options_.rank) out.str("rank").natural(*options_.rank);
     }
-    // End `run` soon, with close code 1000 [7.5]: from any thread, or from a signal handler. A step is waited for.
+    // End `run` soon, with close code 1000 [7.5]: from any thread, or from a signal handler. A chunk is waited for.
     void stop() noexcept { stop_.store(true); }
     const Summary& summary() const { return summary_; }
     // Serve until the server says that the run is over, or `stop` is called. A lost connection is made again, with
