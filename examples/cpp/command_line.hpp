@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -22,7 +23,7 @@ struct Arguments {
 };
 
 [[noreturn]] inline void fail(const char* option, const char* why) {
-    std::fprintf(stderr, "%s %s; docs/cpp-client.md lists the options\n", option, why);
+    std::fprintf(stderr, "%s %s; see docs/cpp-client.md\n", option, why);
     std::exit(2);
 }
 inline void show(bool, const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); }
@@ -52,7 +53,8 @@ inline Arguments parse(int argc, char** argv) {
             char* end = nullptr;
             const double number = std::strtod(argv[i], &end);
             const bool positive = is("--num-envs") || is("--action-dim"), whole = positive || is("--seed") || is("--rank");
-            if (end == argv[i] || *end != '\0' || !(number >= positive && number <= (is("--seed") ? 9e15 : 1e9))) fail(name, "is out of range");
+            const double most = is("--seed") ? 9e15 : positive ? 1e5 : 1e9;
+            if (end == argv[i] || *end != '\0' || !(number >= positive && number <= most)) fail(name, "is out of range");
             if (whole && number != std::floor(number)) fail(name, "is no whole number");
             if (is("--num-envs")) found.num_envs = static_cast<long>(number);
             else if (is("--action-dim")) found.action_dim = static_cast<long>(number);
@@ -61,6 +63,7 @@ inline Arguments parse(int argc, char** argv) {
             else if (is("--connect-timeout")) options.connect_timeout = number;
             else if (is("--ping-interval")) options.ping_interval = number;
             else if (is("--ping-timeout")) options.ping_timeout = number;
+            else if (is("--send-timeout")) options.send_timeout = number;
             else fail(name, "is unknown");
         }
     }
@@ -72,34 +75,48 @@ inline plugrl::Client* running = nullptr;
 inline volatile std::sig_atomic_t received = 0;
 
 inline void stop(int signal) {
+    if (received != 0) std::signal(signal, SIG_DFL);  // whoever insists gets the end that a signal brings by itself
     received = signal;
     running->stop();
 }
+// While it lives, SIGINT and SIGTERM go to a client.
+struct Listening {
+    explicit Listening(plugrl::Client& client) {
+        running = &client;
+        for (const int number : {SIGINT, SIGTERM}) std::signal(number, stop);
+    }
+    Listening(const Listening&) = delete;
+    ~Listening() {
+        for (const int number : {SIGINT, SIGTERM}) std::signal(number, SIG_DFL);
+    }
+};
 
 // Run the client; SIGINT and SIGTERM end it cleanly. Gives the exit status.
 inline int serve(plugrl::Options options, plugrl::Envs envs) {
     int status = 0;
     try {
         plugrl::Client client(std::move(options), std::move(envs));
-        running = &client;
-        for (const int number : {SIGINT, SIGTERM}) std::signal(number, stop);
         try {
+            const Listening listening(client);
             client.run();
-        } catch (const plugrl::Error& error) {
+        } catch (const std::exception& error) {
             show(true, error.what());
             status = 1;
         }
-        for (const int number : {SIGINT, SIGTERM}) std::signal(number, SIG_DFL);
         const plugrl::Summary& done = client.summary();
         const std::size_t counted = std::min<std::size_t>(10, done.returns.size());
         double total = 0;
         for (std::size_t i = done.returns.size() - counted; i < done.returns.size(); ++i) total += done.returns[i];
         std::printf("steps=%lld episodes=%lld last_ten_mean=%.17g mean=%.17g reconnects=%lld\n", static_cast<long long>(done.steps),
-                    static_cast<long long>(done.episodes), total / static_cast<double>(counted),
-                    done.total_return / static_cast<double>(done.episodes), static_cast<long long>(done.reconnects));
+                    static_cast<long long>(done.episodes), total / static_cast<double>(std::max<std::size_t>(1, counted)),
+                    done.total_return / static_cast<double>(std::max<std::int64_t>(1, done.episodes)),  // a mean of none is 0
+                    static_cast<long long>(done.reconnects));
     } catch (const plugrl::UsageError& error) {
         show(true, error.what());
         status = 2;
+    } catch (const std::exception& error) {
+        show(true, error.what());
+        status = 1;
     }
     return received != 0 ? 128 + received : status;
 }

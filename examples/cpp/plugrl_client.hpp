@@ -106,8 +106,7 @@ inline bool read_utf8(string_view in, string* utf32) {
 inline string sha1(string_view text) {
     uint32_t state[5] = {0x67452301, 0xEFCDAB89, 0x98BADCFE, 0x10325476, 0xC3D2E1F0};
     const auto rotate = [](uint32_t x, unsigned by) { return x << by | x >> (32 - by); };
-    string padded(text);
-    padded += '\x80'; padded.resize((padded.size() + 71) / 64 * 64 - 8);
+    string padded(text); padded += '\x80'; padded.resize((padded.size() + 71) / 64 * 64 - 8);
     for (unsigned i = 8; i > 0; --i) padded += static_cast<char>(uint64_t{text.size()} * 8 >> (8 * i - 8) & 0xFF);
     for (size_t block = 0; block < padded.size(); block += 64) {
         uint32_t w[80] = {}, a = state[0], b = state[1], c = state[2], d = state[3], e = state[4];
@@ -125,8 +124,7 @@ inline string sha1(string_view text) {
     return digest;
 }
 inline string base64(string_view data) {
-    const char* letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    string out;
+    const char* letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"; string out;
     for (size_t at = 0; at < data.size(); at += 3) {
         const size_t left = std::min<size_t>(3, data.size() - at); uint32_t bits = 0;
         for (size_t i = 0; i < 3; ++i) bits = bits << 8 | (i < left ? static_cast<uint8_t>(data[at + i]) : 0U);
@@ -148,7 +146,7 @@ struct Dtype {
     static Dtype parse(const string& typestr) {
         const char order = typestr.size() > 2 ? typestr[0] : '?', kind = typestr.size() > 2 ? typestr[1] : '?';
         const bool digits = order != '?' && typestr.size() < 9 && typestr.find_first_not_of("0123456789", 2) == string::npos;
-        const auto size = static_cast<uint32_t>(digits && typestr[2] != '0' ? std::atoi(&typestr[2]) : 0);
+        const auto size = static_cast<uint32_t>(digits && typestr[2] != '0' ? std::strtol(&typestr[2], nullptr, 10) : 0);
         const char* sizes = kind == 'b' ? "1" : kind == 'f' ? "248" : kind == 'i' || kind == 'u' ? "1248" : "";
         const bool number = size > 0 && size < 10 && std::strchr(sizes, static_cast<int>('0' + size)) != nullptr;
         if (size > 0 && (number || (kind == 'U' && order != '|')) && (order == '<' || order == '>' || (order == '|' && size == 1)))
@@ -157,7 +155,7 @@ struct Dtype {
     }
     static char native() { const uint32_t probe = '<' | '>' << 24; return *reinterpret_cast<const char*>(&probe); }
     string str() const { const char name[] = {order, kind, '\0'}; return cat({name, kind == 'U' ? size / 4 : size}); }
-    bool is_int() const { return kind == 'i' || kind == 'u'; }
+    [[gnu::always_inline]] bool is_int() const { return kind == 'i' || kind == 'u'; }
     bool operator==(const Dtype& other) const { return order == other.order && kind == other.kind && size == other.size; }
 };
 inline uint64_t load_bits(const char* at, const Dtype& dtype) {
@@ -244,13 +242,12 @@ public:
     void real(double value) { uint64_t bits = 0; std::memcpy(&bits, &value, 8); byte(0xCB), big_endian(bits, 8); }
     Writer& str(string_view text) {
         if (!read_utf8(text, nullptr)) misuse({"a str that is no UTF-8: ", quote(text)});
-        head(text.size(), 0xA0, 32, 0xD9), out_.append(text);
-        return *this;
+        head(text.size(), 0xA0, 32, 0xD9), out_.append(text); return *this;
     }
     void bin(string_view data) { head(data.size(), 0, 0, 0xC4), out_.append(data); }
-    void list(size_t count) { head(count, 0x90, 16, 0xDB); }
-    void map(size_t count) { head(count, 0x80, 16, 0xDD); }
-    void raw(const void* data, size_t size) { out_.append(static_cast<const char*>(data), size); }
+    [[gnu::always_inline]] void list(size_t count) { head(count, 0x90, 16, 0xDB); }
+    [[gnu::always_inline]] void map(size_t count) { head(count, 0x80, 16, 0xDD); }
+    [[gnu::always_inline]] void raw(const void* data, size_t size) { out_.append(static_cast<const char*>(data), size); }
     // An array in three parts: open it with the size of its data, append them with `raw`, close it.
     void open_array(size_t bytes) { map(4), bin("__ndarray__"), byte(0xC3), bin("data"), head(bytes, 0, 0, 0xC4); }
     void close_array(const Dtype& dtype, const Shape& shape) {
@@ -297,9 +294,7 @@ inline string encode(const Value& value) { string out; Writer(out).value(value);
 // Everything a peer sends is bounded before it is believed: nesting, the number of items, every length.
 constexpr size_t max_items = 1000000, max_keys = 1024;  // in a message; in one map, whose keys are compared with all
 struct Reader {
-    string_view bytes_;
-    size_t at_ = 0;
-    uint64_t items_ = 0;
+    string_view bytes_; size_t at_ = 0; uint64_t items_ = 0;
     size_t left() const { return bytes_.size() - at_; }
     string_view take(uint64_t count) {
         if (count > left()) refuse("3", {count, " bytes announced at offset ", at_, ", ", left(), " left"});
@@ -318,8 +313,7 @@ struct Reader {
         if (head >= 0xC4 && head <= 0xC6) return text(Kind::bytes, big_endian(1U << (head - 0xC4)));
         if (head == 0xCA || head == 0xCB) {
             const uint32_t size = head == 0xCA ? 4 : 8; Value found = Value::of(Kind::real);
-            found.real = load_real(take(size).data(), {'>', 'f', size});
-            return found;
+            found.real = load_real(take(size).data(), {'>', 'f', size}); return found;
         }
         if (head >= 0xCC && head <= 0xD3) {
             const uint32_t size = 1U << (head & 3); const uint64_t bits = big_endian(size);
@@ -332,8 +326,7 @@ struct Reader {
         refuse("3", {"byte ", head, " is no msgpack, or an ext type"});
     }
     Value text(Kind kind, uint64_t count) {
-        Value found = Value::of(kind);
-        found.text = take(count);
+        Value found = Value::of(kind); found.text = take(count);
         if (kind == Kind::text && !read_utf8(found.text, nullptr)) refuse("3", {"a str that is no UTF-8"});
         return found;
     }
@@ -342,7 +335,7 @@ struct Reader {
         if (depth >= max_depth) refuse("3", {"nested deeper than ", max_depth, " levels"});
         if (count > left() || (items_ += count) > max_items) refuse("3", {count, " items announced, that is too many"});
         Value found = Value::of(kind);
-        found.items.reserve(static_cast<size_t>(count));
+        found.items.reserve(static_cast<size_t>(std::min<uint64_t>(count, 4096)));
         return found;
     }
     Value list(uint64_t count, int depth) {
@@ -351,8 +344,8 @@ struct Reader {
         return found;
     }
     Value map(uint64_t count, int depth) {
-        Value found = room(Kind::map, 2 * count, depth);
         if (count > max_keys) refuse("3", {"a map of ", count, " keys, at most ", max_keys, " are allowed"});
+        Value found = room(Kind::map, 2 * count, depth);
         for (uint64_t i = 0; i < count; ++i) {
             Value key = value(depth + 1);
             if (!key.is(Kind::text) && !key.is(Kind::bytes)) refuse("3", {"a map key is str or bin, not ", key.describe()});
@@ -377,8 +370,7 @@ struct Reader {
         if (found.items.size() != 2 * keys || found.find("data", Kind::bytes) == nullptr || dtype == nullptr)
             refuse("3", {mark, ": a key is missing, or too many"});
         if (!dtype->is(Kind::text) && !dtype->is(Kind::bytes)) refuse("3", {"a dtype is a str, not ", dtype->describe()});
-        Value out = Value::of(kind);
-        out.dtype = Dtype::parse(dtype->text);
+        Value out = Value::of(kind); out.dtype = Dtype::parse(dtype->text);
         return out;
     }
     static Value array(const Value& found) {
@@ -422,8 +414,7 @@ struct Reader {
 };
 // Decode one message. Throws ProtocolError, whatever the bytes are.
 inline Value decode(string_view bytes) {
-    Reader reader{bytes};
-    Value found = reader.value(0);
+    Reader reader{bytes}; Value found = reader.value(0);
     if (reader.left() > 0) refuse("3", {reader.left(), " bytes behind the value"});
     return found;
 }
@@ -438,10 +429,8 @@ inline void write_frame(string& out, Op op, string_view payload, uint32_t key) {
     out += static_cast<char>(0x80U | static_cast<unsigned>(op));
     out += static_cast<char>(0x80U | (wide == 0 ? size : wide == 2 ? 126 : 127));
     for (unsigned i = wide; i > 0; --i) out += static_cast<char>(size >> (8 * (i - 1)) & 0xFF);
-    char bytes[8];
-    std::memcpy(bytes, &mask, 8); out.append(bytes, 4);
-    const size_t at = out.size();
-    out.append(payload);
+    char bytes[8]; std::memcpy(bytes, &mask, 8); out.append(bytes, 4);
+    const size_t at = out.size(); out.append(payload);
     char* const masked = &out[at]; size_t i = 0;
     for (uint64_t word = 0; i + 8 <= size; i += 8) std::memcpy(&word, masked + i, 8), word ^= mask, std::memcpy(masked + i, &word, 8);
     for (; i < size; ++i) masked[i] = static_cast<char>(masked[i] ^ bytes[i % 8]);
@@ -458,10 +447,10 @@ public:
         return {&buffer_[end_], buffer_.size() - end_};
     }
     void filled(size_t count) { end_ += count; }
+    [[gnu::always_inline]] bool full() const { return end_ - begin_ >= max_ && end_ - begin_ >= least; }  // a whole message is there
     // Take an HTTP header off the front, up to its empty line, or show what there is of it; false: more is needed.
     bool head(string& out) {
-        out = buffer_.substr(0, end_);
-        const size_t stop = out.find("\r\n\r\n");
+        out = buffer_.substr(0, end_); const size_t stop = out.find("\r\n\r\n");
         if (stop != string::npos) out.resize(stop + 2), begin_ = stop + 4;
         return stop != string::npos;
     }
@@ -491,8 +480,7 @@ public:
         return false;
     }
 private:
-    static constexpr size_t least = 1 << 16;
-    size_t max_, begin_ = 0, end_ = 0;
+    static constexpr size_t least = 1 << 16; size_t max_, begin_ = 0, end_ = 0;
     string buffer_, message_;  // as received; put together of fragments
     Op op_ = Op::binary; bool fragments_ = false, whole_ = false;
 };
@@ -510,6 +498,7 @@ struct Options {
     bool reuse = true;                      // leave out observations that the server has [10.1]
     double connect_timeout = 300;           // seconds without a server after which to give up
     double ping_interval = 20, ping_timeout = 60;
+    double send_timeout = 60;               // what a server gets to take a message
     double max_backoff = 5;                 // longest wait between two tries
     size_t max_message_bytes = size_t{1} << 30; string client = "plugrl-cpp", version = client_version;
     std::function<void(bool warning, const string& text)> log;  // called in run's thread
@@ -518,7 +507,8 @@ struct Url {
     string host, port, path;
     // Take ws://host[:port][/path] apart; an IPv6 address stands in brackets.
     static Url parse(const string& text) {
-        const bool ascii = text.find_first_of("@# ") == string::npos && quote(text) == "'" + text + "'";
+        bool ascii = true;
+        for (const char c : text) ascii = ascii && c > ' ' && c <= '~' && c != '@' && c != '#';
         if (text.compare(0, 6, "wss://") == 0) misuse({"url ", quote(text), ": there is no TLS here; put a proxy beside it"});
         if (!ascii || text.compare(0, 5, "ws://") != 0) misuse({"url must be like ws://host:port/path, not ", quote(text)});
         const size_t slash = std::min(text.find_first_of("/?", 5), text.size());
@@ -526,7 +516,7 @@ struct Url {
         if (url.path.empty() || url.path[0] != '/') url.path.insert(0, 1, '/');
         const size_t bracket = url.host.find(']'), colon = url.host.find(':', bracket == string::npos ? 0 : bracket);
         if (colon != string::npos) url.port = url.host.substr(colon + 1), url.host.resize(colon);
-        const int port = url.port.find_first_not_of("0123456789") == string::npos ? std::atoi(url.port.c_str()) : 0;
+        const long port = url.port.find_first_not_of("0123456789") == string::npos ? std::strtol(url.port.c_str(), nullptr, 10) : 0;
         if (port < 1 || port > 65535 || url.port.size() > 5) misuse({"url ", quote(text), ": a port is 1 to 65535"});
         if (url.host.empty() || (url.host[0] == '[') != (url.host.back() == ']')) misuse({"url ", quote(text), ": no host"});
         return url;
@@ -544,17 +534,19 @@ public:
     Connection(const Connection&) = delete;
     ~Connection() { hang_up(); }
     void open(double deadline) { dial(deadline), shake_hands(deadline), pinged_at_ = now_s(); }
-    void queue(string_view message) { write_frame(out_, Op::binary, message, random_()); }
+    [[gnu::always_inline]] void queue(string_view message) { write_frame(out_, Op::binary, message, random_()); }
     // Send what is queued, in one go if the socket takes it. A lost connection shows at the next `receive`.
-    void flush(double deadline = forever) {
+    void flush(double deadline = 0) {
+        if (deadline == 0) deadline = options_.send_timeout > 0 ? now_s() + options_.send_timeout : forever;
         for (size_t sent = 0; sent < out_.size() && !ended_;) {
             const ssize_t count = ::send(fd_, &out_[sent], out_.size() - sent, no_signal);
             if (count < 0 && !later()) end("sending failed");
             if (count >= 0) sent += static_cast<size_t>(count);
             if (count >= 0 || ended_) continue;
             if (stopping()) deadline = std::min(deadline, now_s() + last_send_s);
+            const int what = reader_.full() ? POLLOUT : POLLIN | POLLOUT;  // who writes first must not wait for us
             if (now_s() > deadline) end("it does not read");
-            else if ((wait(POLLIN | POLLOUT, slice_s) & POLLIN) != 0) read();  // who writes first must not wait for us
+            else if ((wait(what, slice_s) & POLLIN) != 0) read();
         }
         out_.clear();
     }
@@ -563,11 +555,14 @@ public:
         const double since = now_s(), interval_s = options_.ping_interval > 0 ? options_.ping_interval : forever;
         const double silence_s = options_.ping_timeout > 0 ? interval_s + options_.ping_timeout : forever;
         for (Event event;;) {
-            while (reader_.next(event)) if (!handle(event)) return event;
+            while (reader_.next(event)) {
+                if (!handle(event)) return event;
+                if (stopping()) throw Stopped{};
+                if (now_s() - since > timeout_s) end("no message in time");
+            }
             if (ended_) throw ConnectionClosed("the connection ended: " + how_, 1006);
             if (stopping()) throw Stopped{};
-            wait_for_bytes();
-            const double now = now_s();
+            wait_for_bytes(); const double now = now_s();
             if (now - pinged_at_ >= interval_s) pinged_at_ = now, write_frame(out_, Op::ping, "", random_()), flush();
             if (now - std::max(since, heard_at_) > silence_s) end("it was silent too long");
             if (now - since > timeout_s) end("no message in time");
@@ -579,8 +574,7 @@ public:
             const double deadline = now_s() + 2.0;
             stop_ = nullptr; send_close(code, reason), flush(deadline); ::shutdown(fd_, SHUT_WR);
             for (char unread[4096]; !ended_ && now_s() < deadline;) {
-                wait(POLLIN, slice_s);
-                const ssize_t count = ::recv(fd_, unread, sizeof unread, 0);
+                wait(POLLIN, slice_s); const ssize_t count = ::recv(fd_, unread, sizeof unread, 0);
                 ended_ = count == 0 || (count < 0 && !later());
             }
         } catch (...) {}  // no memory: the socket goes all the same
@@ -595,12 +589,13 @@ private:
 #else
     static constexpr int no_signal = 0;  // SO_NOSIGPIPE does it
 #endif
-    static bool later() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
-    bool stopping() const { return stop_ != nullptr && stop_->load(); }
+    [[gnu::always_inline]] static bool later() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+    [[gnu::always_inline]] bool stopping() const { return stop_ != nullptr && stop_->load(); }
     void hang_up() { if (fd_ >= 0) ::close(fd_); fd_ = -1, ended_ = true; }
     void end(const char* how) {
         if (how_.empty()) how_ = how;
-        while (!ended_ && read()) {}  // what came before the end, such as a close frame
+        const double until = now_s() + slice_s;
+        while (!ended_ && !reader_.full() && now_s() < until && read()) {}  // what came before, such as a close frame
         ended_ = true;
     }
     bool read() {
@@ -626,7 +621,7 @@ private:
         expected_s_ += 0.25 * (std::min(now_s() - began, 4 * look_s) - expected_s_);
     }
     bool handle(const Event& event) {
-        if (event.op == Op::ping) write_frame(out_, Op::pong, event.payload, random_()), flush();
+        if (event.op == Op::ping && !ended_) write_frame(out_, Op::pong, event.payload, random_()), flush();
         if (event.op != Op::close) return event.op >= Op::ping;
         const size_t size = event.payload.size(); const string reason(event.payload.substr(std::min<size_t>(2, size)));
         const int code = size == 0 ? 1005 : size == 1 ? 0 : static_cast<int>(load_bits(event.payload.data(), {'>', 'u', 2}));
@@ -647,13 +642,14 @@ private:
     }
     void dial(double deadline) {
         const string host = url_.host[0] == '[' ? url_.host.substr(1, url_.host.size() - 2) : url_.host;
-        addrinfo hints{}, *list = nullptr;
-        hints.ai_socktype = SOCK_STREAM;
+        addrinfo hints{}, *list = nullptr; hints.ai_socktype = SOCK_STREAM;
         int status = ::getaddrinfo(host.c_str(), url_.port.c_str(), &hints, &list);
         if (status != 0) fail({::gai_strerror(status), "; check the host name"});
         const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(list, ::freeaddrinfo);
         for (const addrinfo* one = list; one != nullptr && ended_; one = one->ai_next) {
-            hang_up(); fd_ = ::socket(one->ai_family, one->ai_socktype, one->ai_protocol); set_options();
+            hang_up(); fd_ = ::socket(one->ai_family, one->ai_socktype, one->ai_protocol);
+            if (fd_ < 0) { status = errno; continue; }
+            set_options();
             status = ::connect(fd_, one->ai_addr, one->ai_addrlen) == 0 ? 0 : errno;
             for (socklen_t size = sizeof status; status == EINPROGRESS || status == EINTR;) {
                 if (stopping()) throw Stopped{};
@@ -687,15 +683,18 @@ private:
             wait(POLLIN, std::min(slice_s, deadline - now_s()));
         }
         const string shown = quote(head);
-        const int status = head.size() > 12 && head.compare(0, 7, "HTTP/1.") == 0 ? std::atoi(head.c_str() + 9) : 0;
+        const bool http = head.size() > 12 && head.compare(0, 7, "HTTP/1.") == 0;
+        const int status = http ? static_cast<int>(std::clamp(std::strtol(head.c_str() + 9, nullptr, 10), 0L, 1000L)) : 0;
         if (status == 401) fail({"HTTP status 401: it wants its api_key"}, status);
         if (status != 101) fail({"HTTP status ", status, ": it answers ", shown, "; is it a training server?"}, status);
         string tight, small;  // without spaces; in small letters too
         for (const char c : head) if (c != ' ' && c != '\t') tight += c, small += c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
         const auto at = [&small](const char* text, size_t from = 0) { return small.find(text, from); };
-        const size_t key = at("\r\nsec-websocket-accept:"), line = at("\r\nconnection:");
-        if (key == string::npos || tight.compare(key + 23, 30, accept_of(base64(nonce)) + "\r\n") != 0 || line == string::npos ||
-            at("upgrade", line) > at("\r\n", line + 2) || at("\r\nupgrade:websocket\r\n") == string::npos ||
+        const size_t key = at("\r\nsec-websocket-accept:"); bool upgrade = false;
+        for (size_t line = at("\r\nconnection:"); line != string::npos; line = at("\r\nconnection:", line + 2))
+            upgrade = upgrade || at("upgrade", line) < at("\r\n", line + 2);
+        if (key == string::npos || tight.compare(key + 23, 30, accept_of(base64(nonce)) + "\r\n") != 0 || !upgrade ||
+            at("\r\nupgrade:websocket\r\n") == string::npos ||
             at("\r\nsec-websocket-extensions:") != string::npos)
             fail({"it is no WebSocket server, it answers ", shown});
     }
@@ -717,7 +716,7 @@ struct Space {  // of Gymnasium; make one with the functions below
     }
     size_t bytes() const { return is_text() ? 0 : count() * dtype.size; }  // of one env's value in its row
     bool is_box() const { return !high.empty(); }
-    bool is_text() const { return dtype.kind == 'U'; }
+    [[gnu::always_inline]] bool is_text() const { return dtype.kind == 'U'; }
     bool is_image() const { return is_box() && dtype == Dtype::of<uint8_t>() && shape.size() == 3 && shape[2] <= 4; }
 };
 // Box of T (float, double, an int type); a bound of one element stands for all.
@@ -766,25 +765,27 @@ class Observation {  // where one env writes; entries are counted in the order o
 public:
     Observation(const Spec& spec, Row& row) : spec_(spec), row_(row) {}
     // Give the place of an entry's elements, in C order: T is the type of its space. Good for drawing images into.
-    template <class T> T* at(size_t entry) { return static_cast<T*>(place(entry, Dtype::of<T>(), 0)); }
+    template <class T> T* at(size_t entry) { return static_cast<T*>(place(entry, Dtype::of<T>(), any)); }
     template <class T> void set(size_t entry, const T* values, size_t count) {
-        std::memcpy(place(entry, Dtype::of<T>(), count), values, count * sizeof(T));
+        void* const to = place(entry, Dtype::of<T>(), count);
+        if (count > 0) std::memcpy(to, values, count * sizeof(T));
     }
     template <class T> void set(size_t entry, std::initializer_list<T> values) { set(entry, values.begin(), values.size()); }
     template <class T> void set(size_t entry, const std::vector<T>& values) { set(entry, values.data(), values.size()); }
     void set_text(size_t entry, string_view utf8) {
-        string points;
-        place(entry, {Dtype::native(), 'U', 4}, 0);
+        string points; place(entry, {Dtype::native(), 'U', 4}, any);
         if (!read_utf8(utf8, &points) || points.size() / 4 > static_cast<size_t>(spec_.observation[entry].space.numbers[0]))
             misuse({"entry ", entry, ": ", quote(utf8), " is no UTF-8, or too long"});
         row_.text = points;
     }
 private:
+    static constexpr size_t any = static_cast<size_t>(-1);  // a count that is not given
     void* place(size_t entry, const Dtype& dtype, size_t count) const {
         if (entry >= spec_.observation.size()) misuse({"the observation has no entry ", entry});
         const Entry& one = spec_.observation[entry];
-        if (!(one.space.dtype == dtype) || (count > 0 && count != one.space.count()))
-            misuse({"entry ", entry, " has ", one.space.count(), " of ", one.space.dtype.str(), ", got ", count, " of ", dtype.str()});
+        if (!(one.space.dtype == dtype) || (count != any && count != one.space.count()))
+            misuse({"entry ", entry, " has ", one.space.count(), " of ", one.space.dtype.str(), ", got ",
+                    count == any ? one.space.count() : count, " of ", dtype.str()});
         return row_.data.data() + one.offset;
     }
     const Spec& spec_; Row& row_;
@@ -832,8 +833,7 @@ public:
         string first;
         for (size_t i = 0; i < rows.size(); ++i) {
             if (envs_[i] == nullptr) misuse({"env ", i, " is null"});
-            string described;
-            spec = envs_[i]->spec(); write_spec(described, 0);
+            string described; spec = envs_[i]->spec(); write_spec(described, 0);
             if (i > 0 && described != first) misuse({"the envs have one spec, but env ", i, " has another than env 0"});
             size_t size = 8;
             for (Entry& one : spec.observation) one.offset = size, size += (one.space.bytes() + 7) / 8 * 8;
@@ -850,9 +850,10 @@ public:
     // Run one chunk [H, n, *da] for some envs, step by step; an env's part of it ends with its episode.
     void step(const Value& action, const Rows& who) {
         const size_t n = rows.size(), width = spec.action.count(), horizon = static_cast<size_t>(action.shape[0]);
-        if (action.count() != horizon * n * width) refuse("5.3", {action.describe(), ": one action has ", width, " elements"});
+        if (action.count() / (n * width) != horizon || action.count() % (n * width) != 0)  // a product could wrap
+            refuse("5.3", {action.describe(), ": one action has ", width, " elements"});
         int64_t whole = 0;
-        for (size_t i = 0; !spec.action.is_box() && i < action.count(); ++i)
+        for (size_t i = 0; spec.action.dtype.kind != 'f' && i < action.count(); ++i)
             if (!load_integer(action.at(i), action.dtype, whole)) refuse("5.3", {"action: no 64-bit integer"});
         for (const size_t i : who) rows[i].ended = false, rows[i].reward = 0, ++rows[i].chunks;
         for (size_t k = 0; k < horizon; ++k)
@@ -869,8 +870,7 @@ public:
         out.close_array(Dtype::of<T>(), {static_cast<int64_t>(who.size())});
     }
     void observation(Writer& out, const Rows& who) const {
-        Shape shape(1, static_cast<int64_t>(who.size()));
-        out.map(3);
+        Shape shape(1, static_cast<int64_t>(who.size())); out.map(3);
         for (const bool images : {true, false}) {
             size_t count = 0;
             for (const Entry& one : spec.observation) count += !one.space.is_text() && one.space.is_image() == images;
@@ -892,12 +892,15 @@ public:
     // Write the env-spec map as far as the envs know it; `others` is how many keys will follow.
     void write_spec(string& bytes, unsigned others) const {
         const std::vector<Entry>& entries = spec.observation; const bool bare = entries.size() == 1 && entries[0].name.empty();
-        bool good = !entries.empty() && !spec.action.is_text();
-        for (const Entry& one : entries)
+        bool good = !entries.empty() && !spec.action.is_text(), sound = usable(spec.action) && spec.action.count() > 0;
+        for (const Entry& one : entries) {
+            sound = sound && usable(one.space);
             for (const Entry& other : entries)
                 good = good && (bare || !one.name.empty()) && (&one == &other || one.name != other.name) &&
                        (&one == &other || !one.space.is_text() || !other.space.is_text());
-        if (!good) misuse({"a spec has entries of different names, at most one text, no text for action"});
+        }
+        if (!good) misuse({"a spec has entries of different names, at most one text, none for action"});
+        if (!sound) misuse({"a space has no bounds or length, no action, or an extent below 0 or of 256 MiB"});
         Writer out(bytes);
         out.map(2U + others + !spec.env_id.empty() + (spec.max_episode_steps > 0)), out.str("observation_space");
         if (!bare) out.map(2), out.str("type").str("Dict").str("spaces").map(entries.size());
@@ -907,6 +910,16 @@ public:
         if (spec.max_episode_steps > 0) out.str("max_episode_steps").integer(spec.max_episode_steps);
     }
 private:
+    static bool usable(const Space& space) {
+        const bool is_box = string_view(space.type) == "Box"; uint64_t size = space.dtype.size; bool good = true;
+        for (const int64_t extent : space.shape) {
+            const auto length = static_cast<uint64_t>(std::max<int64_t>(extent, 1));
+            good = good && extent >= 0 && size <= (uint64_t{1} << 28) / length, size *= length;
+        }
+        for (const string* bound : {&space.low, &space.high})
+            good = good && (!is_box || (!bound->empty() && (bound->size() == space.dtype.size || bound->size() == space.bytes())));
+        return good && (!space.is_text() || (!space.numbers.empty() && space.numbers[0] >= 0));
+    }
     static void write_space(Writer& out, const Space& space) {
         const bool discrete = space.numbers.size() == 2 && space.shape.empty();
         out.map(space.is_box() ? 5 : space.is_text() ? 4 : discrete ? 3 : 2), out.str("type").str(space.type);
@@ -930,18 +943,17 @@ private:
     }
     void drive(Row& row, const Action* action, const Seed& seed, const Value* options) {
         Env& env = *envs_[static_cast<size_t>(row.index)]; Observation observation(spec, row);
-        const char* call = action != nullptr ? ") failed in step(): " : ") failed in reset(): ";
+        const auto failed = [&](const char* why) {
+            const char* call = action != nullptr ? ") failed in step(): " : ") failed in reset(): ";
+            std::throw_with_nested(EnvFailed(cat({"env ", row.index, " (", spec.env_id, call, why})));
+        };
         try {
             if (options != nullptr) env.options(*options);
             if (action == nullptr) return env.reset(seed, observation);
             const Step done = env.step(*action, observation);
             row.reward += done.reward, row.terminated = done.terminated, row.truncated = done.truncated;
             row.ended = done.terminated || done.truncated, row.success = row.ended && done.success;
-        } catch (const std::exception& error) {
-            std::throw_with_nested(EnvFailed(cat({"env ", row.index, " (", spec.env_id, call, error.what()})));
-        } catch (...) {
-            std::throw_with_nested(EnvFailed(cat({"env ", row.index, " (", spec.env_id, call, "no std::exception"})));
-        }
+        } catch (const std::exception& error) { failed(error.what()); } catch (...) { failed("no std::exception"); }
     }
     Envs envs_;
 };
@@ -954,10 +966,9 @@ public:
     explicit Session(Batch& batch) : batch_(batch) { for (Row& row : batch_.rows) row.known = row.resetting = false; }
     State state() const { return state_; }
     const Value* metadata(string_view key) const {  // the value of a key of its `data`; null if it is not known
-        const Value* data = metadata_.find("data");
-        return data != nullptr ? data->find(key) : nullptr;
+        const Value* data = metadata_.find("data"); return data != nullptr ? data->find(key) : nullptr;
     }
-    const Value& action() const { return *action_; }     // [H, n, *da]; whom to reset instead stands in the rows
+    [[gnu::always_inline]] const Value& action() const { return *action_; }     // [H, n, *da]; whom to reset instead stands in the rows
     bool offers(string_view feature) const {
         const Value* features = metadata("features");
         for (size_t i = 0; features != nullptr && features->is(Kind::list) && i < features->items.size(); ++i)
@@ -984,8 +995,7 @@ public:
         const Rows& all = batch_.all; Rows unknown;
         for (const size_t i : all) if (!batch_.rows[i].known) unknown.push_back(i);
         reuse = reuse && unknown.size() < all.size() && offers("reuse-feedback-obs");
-        Writer out(bytes);
-        out.map(4U + reuse + !env_spec.empty());
+        Writer out(bytes); out.map(4U + reuse + !env_spec.empty());
         out.str("message_type").str("infer").str("data"), batch_.observation(out, reuse ? unknown : all);
         batch_.column(out, "env_indices", all, &Row::index), batch_.column(out, "step_ids", all, &Row::chunks);
         if (reuse) batch_.column(out, "reuse", all, &Row::known);
@@ -995,12 +1005,10 @@ public:
     // Write the feedback of the envs that were stepped [5.4].
     void feedback(string& bytes, const Rows& who) {
         if (state_ != State::feedback) misuse({"a feedback is not due"});
-        Writer out(bytes);
-        out.map(4), out.str("message_type").str("feedback");
+        Writer out(bytes); out.map(4), out.str("message_type").str("feedback");
         batch_.column(out, "env_indices", who, &Row::index), batch_.column(out, "step_ids", who, &Row::chunks);
         out.str("data").map(5), out.str("obs"), batch_.observation(out, who), out.str("rewards");
-        const bool wide = offers("env-spec");
-        out.open_array((wide ? 8 : 4) * who.size());
+        const bool wide = offers("env-spec"); out.open_array((wide ? 8 : 4) * who.size());
         for (const size_t i : who) {
             const auto narrow = static_cast<float>(batch_.rows[i].reward);
             wide ? out.raw(&batch_.rows[i].reward, 8) : out.raw(&narrow, 4);
@@ -1023,8 +1031,9 @@ private:
             refuse(clause, {"action: env_ids is a 1-d int array, not ", value != nullptr ? value->describe() : "none"});
         Rows found; string seen(batch_.rows.size(), '\0');
         for (size_t i = 0; i < value->count(); ++i) {
-            const uint64_t name = load_bits(value->at(i), value->dtype);
-            if (name >= seen.size() || seen[name]++ != 0) refuse(clause, {"action: env_ids has a stranger, or one twice"});
+            int64_t name = -1;
+            const bool ours = load_integer(value->at(i), value->dtype, name) && name >= 0 && name < static_cast<int64_t>(seen.size());
+            if (!ours || seen[static_cast<size_t>(name)]++ != 0) refuse(clause, {"action: env_ids has a stranger, or one twice"});
             found.push_back(static_cast<size_t>(name));
         }
         return found;
@@ -1057,8 +1066,7 @@ private:
             return Value::of(load_integer(all->at(at), all->dtype, number) ? Kind::integer : Kind::natural, number);
         };
         for (size_t at = 0; at < who.size(); ++at) {
-            Row& row = batch_.rows[who[at]];
-            row.resetting = true, row.known = false;
+            Row& row = batch_.rows[who[at]]; row.resetting = true, row.known = false;
             const Value seed = item("seed", at), options = item("options", at);
             if (seed.is(Kind::natural) || (seed.is(Kind::integer) && seed.number >= 0)) row.seed = static_cast<uint64_t>(seed.number);
             if (!row.seed && !seed.is(Kind::nil)) refuse(clause, {"action: a seed is 0 or more, or nil, not ", seed.describe()});
@@ -1080,19 +1088,18 @@ struct Summary {
 class Client {
 public:
     Client(Options options, Envs envs) : options_(std::move(options)), batch_(std::move(envs)) {
-        Url::parse(options_.url);
-        for (const double seconds : {options_.connect_timeout, options_.ping_interval, options_.ping_timeout, options_.max_backoff})
+        Url::parse(options_.url); const Options& all = options_;
+        for (const double seconds : {all.connect_timeout, all.ping_interval, all.ping_timeout, all.send_timeout, all.max_backoff})
             if (!(seconds >= 0 && seconds < 1e9)) misuse({"timeouts are seconds, 0 or more"});
         for (const char c : options_.api_key) if (c <= ' ' || c > '~') misuse({"api_key is printable ASCII without spaces"});
         batch_.write_spec(env_spec_, 5U + options_.rank.has_value());
-        Writer out(env_spec_);
-        out.str("num_envs").natural(batch_.all.size());
+        Writer out(env_spec_); out.str("num_envs").natural(batch_.all.size());
         out.str("group_num_envs").natural(options_.group_num_envs ? *options_.group_num_envs : batch_.all.size());
         out.str("features").list(3), out.str("reuse-feedback-obs").str("env-spec").str("seeded-reset");
         out.str("client").str(options_.client).str("client_version").str(options_.version);
         if (options_.rank) out.str("rank").natural(*options_.rank);
     }
-    // End `run` soon, with close code 1000 [7.5]: from any thread, or from a signal handler. A step is waited for.
+    // End `run` soon, with close code 1000 [7.5]: from any thread, or from a signal handler. A chunk is waited for.
     void stop() noexcept { stop_.store(true); }
     const Summary& summary() const { return summary_; }
     // Serve until the server says that the run is over, or `stop` is called. A lost connection is made again, with
@@ -1114,13 +1121,10 @@ private:
     // Connect once, serve for as long as it lasts, close as its end demands; true: come back, because of `error`.
     bool attempt(string& error) {
         if (stop_.load()) throw Stopped{};
-        const double began = now_s();
-        connected_at_ = 0;
-        bool over = false;
+        const double began = now_s(); connected_at_ = 0; bool over = false;
         Connection connection(options_, stop_);
         try {
-            connection.open(began + std::max(1.0, std::min(10.0, remaining_s())));
-            exchange(connection);
+            connection.open(began + std::max(1.0, std::min(10.0, remaining_s()))); exchange(connection);
         } catch (const HandshakeError& refused) {
             if (refused.code == 401 || refused.code == 403) throw;
             error = refused.what();
@@ -1148,8 +1152,7 @@ private:
             if (event.op == Op::text) refuse("7.4", {options_.url, " sent a text frame: no training server"}, 1003);
             session.receive(event.payload);
         };
-        receive(std::min(30.0, remaining_s()));
-        connected_at_ = now_s();
+        receive(std::min(30.0, remaining_s())); connected_at_ = now_s();
         const Value* server = session.metadata("server");
         log(false, cat({"connected to ", options_.url, ", server ", quote(server != nullptr ? server->text : "unknown")}));
         session.infer(out, options_.reuse, session.offers("env-spec") ? env_spec_ : "");
@@ -1187,6 +1190,7 @@ private:
         without_server_s_ += wait_s;
     }
     const Options options_; Batch batch_; string env_spec_; Summary summary_; std::atomic<bool> stop_{false};
+    static_assert(std::atomic<bool>::is_always_lock_free, "for signal handlers");
     int tries_ = 0; double without_server_s_ = 0, connected_at_ = 0;
 };
 inline Summary run(Options options, Envs envs) { return Client(std::move(options), std::move(envs)).run(); }

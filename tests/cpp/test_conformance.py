@@ -186,7 +186,15 @@ def test_answers_pings_while_it_waits_and_closes_with_1000_on_sigterm(probe: Pat
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--url", "wss://host"], ["--num-envs", "0"], ["--num-envs", "1.5"], ["--nonsense", "1"], ["--url"]]
+    "arguments",
+    [
+        ["--url", "wss://host"],
+        ["--num-envs", "0"],
+        ["--num-envs", "1.5"],
+        ["--num-envs", "100001"],
+        ["--nonsense", "1"],
+        ["--url"],
+    ],
 )
 def test_bad_arguments_are_said(arguments: list[str], pendulum: Path) -> None:
     done = subprocess.run([pendulum, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False)

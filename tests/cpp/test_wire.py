@@ -120,6 +120,12 @@ def test_frames_and_good_files_under_sanitizers(sanitized: Path) -> None:
     assert len(lines(sanitized, "dump", *paths(GOOD))) == len(GOOD)
 
 
+@pytest.mark.timeout(400)
+def test_refuses_what_is_out_of_bounds_under_sanitizers(sanitized: Path) -> None:
+    """Sizes that wrap, names below 0, observations of a wrong count, unusable spaces."""
+    assert lines(sanitized, "bounds") == ["ok"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_mutants_under_sanitizers(sanitized: Path) -> None:

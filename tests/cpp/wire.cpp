@@ -5,6 +5,7 @@
 //   wire play STEP...            steps s:FILE, infer and feedback on one session of two envs; "ok", or the clause
 //   wire fuzz COUNT SEED FILE... mutated messages through reader, writer, session and frames; "ok"
 //   wire frames                  the WebSocket's known answers; "ok"
+//   wire bounds                  sizes, names and spaces that are to be refused; "ok"
 #include <cinttypes>
 #include <fstream>
 #include <iterator>
@@ -405,8 +406,9 @@ int frames() {
     }
     check(events(std::string("\x82\x7f\xff\xff\xff\xff\xff\xff\xff\xff", 10), 10) == "1009", "a length of 2^64 - 1");
 
-    for (const char* good : {"ws://a", "ws://a/", "ws://a:1/x?y", "ws://[::1]:8000", "ws://[::1]/p", "ws://127.0.0.1:65535"}) plugrl::Url::parse(good);
-    for (const char* bad : {"", "a", "http://a", "wss://a:1", "ws://", "ws://:1", "ws://a:0", "ws://a:65536", "ws://a:x", "ws://a:", "ws://u@a", "ws://a/#f", "ws://a b", "ws://[::1", "ws://a\r\nX: y"}) {
+    const std::string long_one = "ws://a/" + std::string(500, 'x');
+    for (const char* good : {"ws://a", "ws://a/", "ws://a:1/x?y", "ws://[::1]:8000", "ws://[::1]/p", "ws://127.0.0.1:65535", long_one.c_str()}) plugrl::Url::parse(good);
+    for (const char* bad : {"", "a", "http://a", "wss://a:1", "ws://", "ws://:1", "ws://a:0", "ws://a:65536", "ws://a:99999999999999999999", "ws://a:x", "ws://a:", "ws://u@a", "ws://a/#f", "ws://a b", "ws://[::1", "ws://a\r\nX: y"}) {
         bool refused = false;
         try {
             plugrl::Url::parse(bad);
@@ -430,6 +432,135 @@ int frames() {
     return 0;
 }
 
+// === What is refused before it is believed ===========================================================================
+
+// An env that is nothing but its spaces.
+class Still : public plugrl::Env {
+public:
+    explicit Still(plugrl::Spec spec) : spec_(std::move(spec)) {}
+    plugrl::Spec spec() const override { return spec_; }
+    void reset(const plugrl::Seed&, plugrl::Observation&) override {}
+    plugrl::Step step(const plugrl::Action& action, plugrl::Observation&) override {
+        for (std::size_t i = 0; i < action.size; ++i) check(!std::isnan(action[i]), "an element of an action");
+        return {};
+    }
+
+private:
+    plugrl::Spec spec_;
+};
+
+plugrl::Spec spec_of(const plugrl::Space& seen, const plugrl::Space& action) {
+    plugrl::Spec spec;
+    spec.observation = {{"state", seen}};
+    spec.action = action;
+    return spec;
+}
+
+plugrl::Batch still(std::size_t n, const plugrl::Spec& spec) {
+    plugrl::Envs envs;
+    for (std::size_t i = 0; i < n; ++i) envs.push_back(std::make_unique<Still>(spec));
+    return plugrl::Batch(std::move(envs));
+}
+
+template <class Call>
+bool is_misuse(Call&& call) {
+    try {
+        call();
+    } catch (const plugrl::UsageError&) {
+        return true;
+    }
+    return false;
+}
+
+Value array(const plugrl::Dtype& dtype, const plugrl::Shape& shape, const std::string& data) {
+    Value value = Value::of(Kind::array);
+    value.dtype = dtype, value.shape = shape, value.text = data;
+    return value;
+}
+
+Value map_of(std::initializer_list<std::pair<const char*, Value>> items) {
+    Value map = Value::of(Kind::map);
+    for (const auto& [name, item] : items) {
+        Value key = Value::of(Kind::text);
+        key.text = name;
+        map.items.push_back(key), map.items.push_back(item);
+    }
+    return map;
+}
+
+// Have a session take an action, and the batch run it; give the clause by which one of them refuses it.
+std::string clause_of_action(plugrl::Batch& batch, const Value& action, const Value& reset = {}) {
+    Value type = Value::of(Kind::text);
+    type.text = "action";
+    const std::string bytes = plugrl::encode(map_of({{"message_type", type}, {"data", map_of({{"action", action}})}, {"reset", reset}}));
+    return clause_of([&] {
+        plugrl::Session session = asked(batch);
+        session.receive(bytes);
+        batch.step(session.action(), batch.all);
+    });
+}
+
+int bounds() {
+    const plugrl::Space seen = plugrl::box<double>({3}, -1.0, 1.0), act = plugrl::box<float>({2}, -1.0F, 1.0F);
+    const auto bytes = plugrl::Dtype::of<std::uint8_t>();
+
+    // A horizon whose product with the rest wraps: 2^60 steps of 16 elements are 0 of 2^64.
+    const std::int64_t endless = std::int64_t{1} << 60;
+    for (const std::int64_t width : {2, 16}) {
+        plugrl::Batch batch = still(3, spec_of(seen, plugrl::box<float>({width}, -1.0F, 1.0F)));
+        check(clause_of_action(batch, array(bytes, {endless, 3, 0}, "")) == "5.3", "an action of 2^60 steps and no element");
+        const auto size = static_cast<std::size_t>(3 * width);
+        check(clause_of_action(batch, array(bytes, {2, 3, width}, std::string(2 * size, '\1'))) == "none", "an action of two steps");
+        check(clause_of_action(batch, array(bytes, {2, 3, 1, width}, std::string(2 * size, '\1'))) == "none", "an action of another form");
+        check(clause_of_action(batch, array(bytes, {1, 3, width + 1}, std::string(size + 3, '\1'))) == "5.3", "an action that is too wide");
+        check(clause_of_action(batch, array(bytes, {3, 3, 1}, std::string(9, '\1'))) == "5.3", "an action that is too narrow");
+    }
+
+    // A name of -1 in eight bits is no env 255.
+    plugrl::Batch many = still(300, spec_of(seen, act));
+    const Value none = array(bytes, {1, 300, 2}, std::string(600, '\0'));
+    check(clause_of_action(many, none, map_of({{"env_ids", array(plugrl::Dtype::of<std::int8_t>(), {1}, "\xff")}})) == "seeded-reset", "env -1");
+    check(clause_of_action(many, none, map_of({{"env_ids", array(bytes, {1}, "\xff")}})) == "none" && many.rows[255].resetting, "env 255");
+
+    // What is no integer is none for a Box of integers either.
+    plugrl::Batch whole = still(1, spec_of(seen, plugrl::box<std::int32_t>({1}, -5, 5)));
+    const auto real = [](float number) {
+        std::string data(4, '\0');
+        std::memcpy(&data[0], &number, 4);
+        return array(plugrl::Dtype::of<float>(), {1, 1, 1}, data);
+    };
+    check(clause_of_action(whole, real(2.0F)) == "none", "an integer as a float");
+    for (const float bad : {std::nanf(""), HUGE_VALF, 1e30F}) check(clause_of_action(whole, real(bad)) == "5.3", "no integer");
+
+    // An observation of a wrong count, nothing at all among them.
+    const plugrl::Spec spec = spec_of(seen, act);
+    plugrl::Row row;
+    row.data.resize(64);
+    plugrl::Observation out(spec, row);
+    for (const std::size_t count : {0U, 1U, 2U, 4U})
+        check(is_misuse([&] { out.set(0, std::vector<double>(count)); }), "a wrong count: " + std::to_string(count));
+    check(is_misuse([&] { out.set(0, std::vector<float>(3)); }) && is_misuse([&] { out.at<float>(0); }), "a wrong type");
+    out.set(0, std::vector<double>{1.0, 2.0, 3.0});
+    check(out.at<double>(0)[2] == 3.0, "a right count");
+    const plugrl::Spec hollow = spec_of(plugrl::box<double>({0}, -1.0, 1.0), act);
+    plugrl::Observation(hollow, row).set(0, std::vector<double>());
+
+    // Spaces that nothing can be made of.
+    plugrl::Space boundless = seen, endless_text = plugrl::text(3, "abc"), half = seen;
+    boundless.high.clear(), endless_text.numbers.clear(), half.low.resize(16);
+    const std::int64_t most = std::int64_t{1} << 25;  // doubles
+    for (const plugrl::Space& bad : {boundless, endless_text, half, plugrl::text(-1, ""), plugrl::box<double>({-1}, 0.0, 1.0),
+                                     plugrl::box<double>({most + 1}, 0.0, 1.0), plugrl::box<double>({0, endless}, 0.0, 1.0),
+                                     plugrl::multi_binary(-3)})
+        check(is_misuse([&] { still(1, spec_of(bad, act)); }), std::string("an unusable ") + bad.type);
+    for (const plugrl::Space& bad : {plugrl::box<float>({0}, 0.0F, 1.0F), plugrl::multi_discrete({}), boundless, plugrl::text(3, "abc")})
+        check(is_misuse([&] { still(1, spec_of(seen, bad)); }), std::string("an action that is an unusable ") + bad.type);
+    for (const plugrl::Space& good : {plugrl::box<double>({1 << 20}, 0.0, 1.0), plugrl::text(0, ""), plugrl::discrete(3)})
+        check(still(2, spec_of(good, plugrl::discrete(2))).rows.size() == 2, std::string("a usable ") + good.type);
+    std::cout << "ok\n";
+    return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -439,6 +570,7 @@ int main(int argc, char** argv) {
     if (command == "refuse") return refuse(rest);
     if (command == "play") return play(rest);
     if (command == "frames") return frames();
+    if (command == "bounds") return bounds();
     if (command == "fuzz" && rest.size() > 2) return fuzz(std::stoull(rest[0]), std::stoull(rest[1]), {rest.begin() + 2, rest.end()});
-    fail("wire dump|refuse|play|fuzz|frames …");
+    fail("wire dump|refuse|play|fuzz|frames|bounds …");
 }
