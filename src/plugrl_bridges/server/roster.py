@@ -123,7 +123,10 @@ class Roster:
         waiting = list(self._seats.values())
         notes: list[str] = []
         if sum(len(seat.envs) for seat in waiting) >= (self.num_envs or 1):
-            notes = ["these do not add up to the slots, since a connection is seated with all its envs or not at all"]
+            notes.append(
+                "these do not add up to the slots, since a connection is seated with all its envs or not at all: give the "
+                "trainer another num_envs, or the clients another number of envs"
+            )
         if self._refusal is not None:
             notes.append(self._refusal)
         return report.waiting_for_clients(url, self.num_envs, waiting, elapsed_s, notes)
