@@ -124,8 +124,8 @@ class Roster:
         notes: list[str] = []
         if sum(len(seat.envs) for seat in waiting) >= (self.num_envs or 1):
             notes.append(
-                "these do not add up to the slots, since a connection is seated with all its envs or not at all: give the "
-                "trainer another num_envs, or the clients another number of envs"
+                "these do not add up to the slots, since a connection is seated with all its envs or not at all: give "
+                "the trainer another num_envs, or the clients another number of envs"
             )
         if self._refusal is not None:
             notes.append(self._refusal)
