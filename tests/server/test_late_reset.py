@@ -221,3 +221,21 @@ def test_a_client_that_cannot_reset_begins_the_episode_that_it_has_begun(make_br
 def test_a_server_without_the_feature_takes_no_placeholders() -> None:
     with pytest.raises(RemoteProtocolError, match=r"\[late-reset\].*does not list"):
         Announced.from_wire({"features": ["seeded-reset"], "unreset": True}, ("env-spec",))
+
+
+def test_a_mask_may_part_envs_of_a_client_that_came_back(make_bridge: MakeBridge) -> None:
+    env = make_bridge(num_envs=2, autoreset_mode=AutoresetMode.DISABLED)
+    features = {"features": ["seeded-reset", "env-spec", "late-reset"]}
+    puppet = Puppet(env.url, (1, 2)).infer(env_spec={**features, "unreset": True})
+    task = Task(env.reset)
+    puppet.obey_reset()
+    task.result()
+    step = stepping(env)
+    puppet.action()
+    puppet.feed_back(terminated=np.array([True, False])).infer()
+    assert step.result().terminated.tolist() == [True, False]
+    lose(env, puppet)
+    Puppet(env.url, (3, 4)).infer(env_spec=features)
+    began = env.reset(mask=np.array([True, False]))
+    assert began.observations[0][0].tolist() == [1, 1, 0]  # of the episode that had begun
+    assert stepping(env).result().lost == (0, 1)

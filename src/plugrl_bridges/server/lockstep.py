@@ -288,7 +288,7 @@ class Lockstep:
             begun = {slot for slot in waiting if seeds[slot] is None and not options[slot]}
         for seat in self._roster.sitting:
             slots = set(seat.slots)
-            if not seat.first:  # a client that came back, in the midst of its episodes
+            if not seat.first and slots <= chosen:  # a client that came back, in the midst of its episodes
                 begun -= slots
             asked = (slots & chosen) - begun
             if asked and not slots <= chosen:
