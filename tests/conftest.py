@@ -1,7 +1,11 @@
-"""Leave out the tests that need RLinf, which has a virtual environment of its own, and say so."""
+"""Own what holds for all tests: which are left out, and which signals the programs that they start listen to.
+
+The tests that need RLinf are left out, and said to be: it has a virtual environment of its own.
+"""
 
 from __future__ import annotations
 
+import signal
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +16,14 @@ if TYPE_CHECKING:
 RLINF = Path(__file__).parent / "rlinf"
 LEFT_OUT = find_spec("rlinf") is None
 collect_ignore = [str(RLINF)] if LEFT_OUT else []
+
+
+def pytest_configure() -> None:
+    """Take back that signals are ignored: whoever started this in the background had them so, and it is inherited."""
+    for name, usual in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
