@@ -7,6 +7,7 @@ next to nothing unless the program is RLinf's.
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,9 @@ class PlugRLSearchPath(SearchPathPlugin):  # type: ignore[misc] # Hydra is not i
             return
         search_path.append("plugrl_bridges", f"file://{Path(package.origin).parent / 'rlinf' / 'config'}")
         if "rlinf" in sys.modules:
-            from plugrl_bridges.rlinf import register  # noqa: PLC0415 - only for programs of RLinf
-
-            register()
+            try:
+                from plugrl_bridges.rlinf import register  # noqa: PLC0415 - only for programs of RLinf
+            except ImportError as exc:  # another release: programs that do not use our environment are left alone
+                warnings.warn(f"env_type plugrl is not known in here: {exc}", stacklevel=2)
+            else:
+                register()

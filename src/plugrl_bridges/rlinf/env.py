@@ -254,8 +254,9 @@ class PlugRLEnv:
 
     def _next_episodes(self) -> list[Array]:
         """Begin the next episodes of those that ended, as far as the clients have not; give everyone's observations."""
-        if self.options.ignore_terminations and not self._all_renewed:
-            self._current = self._lockstep.reset().observations
+        if self.options.ignore_terminations and (self.options.group_size > 1 or not self._all_renewed):
+            self._current = self._lockstep.reset(self._seeds()).observations
+            self._resets += 1
         self._clock = 0
         self._tally.restart(self._ended.mask)
         return self._current

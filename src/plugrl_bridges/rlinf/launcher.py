@@ -74,6 +74,7 @@ def train(config: DictConfig) -> None:
     from rlinf.workers.env.env_worker import EnvWorker  # noqa: PLC0415
     from rlinf.workers.rollout.hf.huggingface_worker import MultiStepRolloutWorker  # noqa: PLC0415
 
+    from plugrl_bridges.rlinf.ending import close_in_workers  # noqa: PLC0415
     from plugrl_bridges.rlinf.options import check_config  # noqa: PLC0415
     from plugrl_bridges.rlinf.registration import register  # noqa: PLC0415
 
@@ -96,7 +97,11 @@ def train(config: DictConfig) -> None:
         for name, worker in (("actor", EmbodiedFSDPActor), ("rollout", MultiStepRolloutWorker), ("env", EnvWorker))
     }
     runner = EmbodiedRunner(cfg=config, **groups)
-    runner.init_workers()
+    try:  # clients are seated while the workers start, long before `run`, which sees to its own end
+        runner.init_workers()
+    except BaseException:
+        close_in_workers(groups["env"])
+        raise
     runner.run()
 
 

@@ -103,6 +103,8 @@ class Observations:
             raise SpaceError(
                 f"observation: {name!r} has the shape {list(self._leaves[at].shape)}, an image has [h, w, c]"
             )
+        if self._leaves[at].dtype != np.uint8:
+            raise SpaceError(f"observation: {name!r} has the dtype {self._leaves[at].dtype}, an image has uint8")
         return at
 
     def _text(self, name: str) -> int:

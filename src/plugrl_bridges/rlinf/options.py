@@ -144,6 +144,11 @@ class EnvOptions:
         ignoring = bool(config.get("ignore_terminations", False))
         if ignoring and limit is None:
             raise ValueError("ignore_terminations needs max_episode_steps: nothing else would end an episode")
+        if ignoring and chunk_mode == "remote" and limit % bridge.action_horizon:
+            raise ValueError(
+                f"max_episode_steps {limit} must be a multiple of action_horizon {bridge.action_horizon} with "
+                "ignore_terminations and chunk_mode remote: an exchange cannot end in the middle"
+            )
         group_size = config.get("group_size", 1)
         whole("group_size", group_size, 1, None)
         if num_envs % group_size:
@@ -186,6 +191,9 @@ def check_config(config: DictConfig, *, instances: int, evaluates: bool) -> None
             EnvOptions.from_config(node, num_envs=num_envs, index=index, instances=instances)
         if node.get("port", 8000):
             taken[name] = range(node.get("port", 8000), node.get("port", 8000) + instances)
+    logs = [config.env[name].get("episode_log") for name in ("train", "eval") if evaluates and config.env.get(name)]
+    if len(logs) == 2 and logs[0] is not None and logs[0] == logs[1]:
+        raise ValueError(f"env.train and env.eval both write to episode_log {logs[0]!r}: give each its own")
     if len(taken) == 2 and set(taken["train"]).intersection(taken["eval"]):
         raise ValueError(
             f"env.train and env.eval both listen in one worker: train takes the ports {_shown(taken['train'])}, eval "
