@@ -91,6 +91,22 @@ def test_training_and_evaluation_must_not_share_ports() -> None:
         check_config(config(port=65534), instances=4, evaluates=False)
 
 
+def test_training_and_evaluation_need_logs_of_their_own(tmp_path: Path) -> None:
+    whole = config(episode_log=str(tmp_path / "a.csv"))
+    whole.env.eval.episode_log = str(tmp_path / "a.csv")
+    with pytest.raises(ValueError, match="both write to episode_log"):
+        check_config(whole, instances=1, evaluates=True)
+    whole.env.eval.episode_log = str(tmp_path / "b.csv")
+    check_config(whole, instances=1, evaluates=True)
+
+
+def test_a_remote_chunk_cannot_end_in_the_middle() -> None:
+    whole = config(chunk_mode="remote", ignore_terminations=True, max_episode_steps=50)
+    whole.algorithm.reward_type = "chunk_level"
+    with pytest.raises(ValueError, match="max_episode_steps 50 must be a multiple of action_horizon 4"):
+        EnvOptions.from_config(whole.env.train, num_envs=8, index=0, instances=1)
+
+
 @pytest.mark.parametrize(
     "name", sorted(path.stem for path in CONFIGS.glob("*_mlp.yaml") if path.stem != "plugrl_ppo_mlp")
 )
