@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium
 import numpy as np
 
+from plugrl_bridges.server.adapter import Adapter
 from plugrl_bridges.server.attributes import no_call
 from plugrl_bridges.server.autoreset import AutoresetMode
-from plugrl_bridges.server.lockstep import Lockstep
 from plugrl_bridges.server.options import BridgeOptions
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ __all__ = ["RemoteEnv"]
 _NEEDS_CLIENTS = frozenset({"observation_space", "action_space"})
 
 
-class RemoteEnv(gymnasium.Env[Any, Any]):
+class RemoteEnv(Adapter, gymnasium.Env[Any, Any]):
     """Present one environment that runs in an env client as a Gymnasium ``Env``.
 
     ``gymnasium.make("plugrl_bridges:PlugRL/Remote-v0", port=8000)`` makes one. For wrappers, checkers, evaluation and
@@ -88,7 +87,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         max_message_bytes: int = 1 << 30,
         verify: Verify = False,
     ) -> None:
-        self._lockstep = Lockstep(
+        self._listen(
             BridgeOptions(
                 num_envs=1, host=host, port=port, observation_space=observation_space, action_space=action_space,
                 image_key=image_key, state_key=state_key, timeout=timeout, connect_timeout=connect_timeout,
@@ -97,37 +96,10 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                 max_message_bytes=max_message_bytes, verify=verify, autoreset_mode=AutoresetMode.DISABLED,
             )
         )  # fmt: skip
-        self._finalizer = weakref.finalize(self, self._lockstep.close)
-        self._finalizer.atexit = False  # the hub sees to the interpreter's exit
-
-    @property
-    def port(self) -> int:
-        """The port that is listened on."""
-        return self._lockstep.port
-
-    @property
-    def url(self) -> str:
-        """The URL for ``plugrl-env-client --url``."""
-        return self._lockstep.url
-
-    @property
-    def client_losses(self) -> int:
-        """How many times the client was lost."""
-        return self._lockstep.client_losses
 
     def __repr__(self) -> str:
         """Show the address."""
         return f"<{type(self).__name__} {self.url}>"
-
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        """Refuse to be pickled or copied: a listening socket and its client cannot be.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError(
-            f"{self!r} can be neither pickled nor copied: its client is connected to this one; make another"
-        )
 
     def __getattr__(self, name: str) -> Any:
         """Wait for the client when something is asked that only it can tell."""
@@ -192,8 +164,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         """Tell the client that the run is over, and free the port; idempotent, bounded."""
-        self._finalizer.detach()
-        self._lockstep.close()
+        self._stop_listening()
 
     def _observation(self, step: StepResult) -> Any:
         return self._lockstep.observation_layout.row(step.observations, 0)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -16,9 +15,9 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from plugrl_bridges.gym.infos import InfoDialect, InfoWriter
+from plugrl_bridges.server.adapter import Adapter
 from plugrl_bridges.server.attributes import known_attribute, no_call, no_set
 from plugrl_bridges.server.autoreset import AutoresetMode, to_autoreset_mode
-from plugrl_bridges.server.lockstep import Lockstep
 from plugrl_bridges.server.options import BridgeOptions
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ _NEEDS_CLIENTS = frozenset(
 _RESET_MASK = "reset_mask"
 
 
-class PlugRLVectorEnv(VectorEnv):  # its type parameters differ between Gymnasium's releases
+class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between Gymnasium's releases
     """Present environments that run in env clients as a Gymnasium ``VectorEnv``.
 
     For CleanRL scripts, Gymnasium's vector wrappers, and any trainer that takes a vector env. (Stable-Baselines3 takes
@@ -104,7 +103,7 @@ class PlugRLVectorEnv(VectorEnv):  # its type parameters differ between Gymnasiu
         autoreset_mode: object = AutoresetMode.SAME_STEP,
     ) -> None:
         mode = to_autoreset_mode(autoreset_mode)
-        self._lockstep = Lockstep(
+        self._listen(
             BridgeOptions(
                 num_envs=num_envs, host=host, port=port, observation_space=observation_space, action_space=action_space,
                 image_key=image_key, state_key=state_key, action_horizon=action_horizon, timeout=timeout,
@@ -113,8 +112,6 @@ class PlugRLVectorEnv(VectorEnv):  # its type parameters differ between Gymnasiu
                 ping_timeout=ping_timeout, max_message_bytes=max_message_bytes, verify=verify, autoreset_mode=mode,
             )
         )  # fmt: skip
-        self._finalizer = weakref.finalize(self, self._lockstep.close)
-        self._finalizer.atexit = False  # the hub sees to the interpreter's exit
         self._connected = False
         self._spec: Any = None
         self._infos: InfoWriter
@@ -122,21 +119,6 @@ class PlugRLVectorEnv(VectorEnv):  # its type parameters differ between Gymnasiu
         self.closed = False
 
     # Before and after the clients ---------------------------------------------------------------------------------
-
-    @property
-    def port(self) -> int:
-        """The port that is listened on."""
-        return self._lockstep.port
-
-    @property
-    def url(self) -> str:
-        """The URL for ``plugrl-env-client --url``."""
-        return self._lockstep.url
-
-    @property
-    def client_losses(self) -> int:
-        """How many times a client with slots was lost."""
-        return self._lockstep.client_losses
 
     @property
     def spec(self) -> Any:
@@ -187,16 +169,6 @@ class PlugRLVectorEnv(VectorEnv):  # its type parameters differ between Gymnasiu
         """Show the address and whether clients are here."""
         state = f"num_envs={self.num_envs}" if self._connected else "waiting for clients"
         return f"{type(self).__name__}({self.url}, {state})"
-
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        """Refuse to be pickled or copied: a listening socket and its clients cannot be.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError(
-            f"{self!r} can be neither pickled nor copied: its clients are connected to this one; make another"
-        )
 
     # The VectorEnv methods ----------------------------------------------------------------------------------------
 
@@ -280,8 +252,7 @@ class PlugRLVectorEnv(VectorEnv):  # its type parameters differ between Gymnasiu
 
     def close(self, **kwargs: Any) -> None:
         """Tell every client that the run is over, and free the port; idempotent, bounded."""
-        self._finalizer.detach()
-        self._lockstep.close()
+        self._stop_listening()
         self.closed = True
 
     def render(self) -> NoReturn:

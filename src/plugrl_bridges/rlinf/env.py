@@ -6,7 +6,6 @@ terms; ``rlinf.ending`` sees to the end of a run, since RLinf never closes an en
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +19,7 @@ from plugrl_bridges.rlinf.chunk import Chunk, Ended
 from plugrl_bridges.rlinf.episodes import EpisodeTally
 from plugrl_bridges.rlinf.observations import Observations
 from plugrl_bridges.rlinf.options import EnvOptions
-from plugrl_bridges.server.lockstep import Lockstep
+from plugrl_bridges.server.adapter import Adapter
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["PlugRLEnv"]
 
 
-class PlugRLEnv:
+class PlugRLEnv(Adapter):
     """Present environments that run in env clients as an environment of RLinf.
 
     RLinf makes it from ``env.train`` or ``env.eval`` with ``env_type: plugrl``, calls `reset` and `chunk_step`, and
@@ -68,29 +67,12 @@ class PlugRLEnv:
         self._observations: Observations | None = None
         self._current: list[Array] = []
         self._all_renewed = False
-        self._lockstep = Lockstep(self.options.bridge)
-        self._finalizer = weakref.finalize(self, self._lockstep.close)
-        self._finalizer.atexit = False  # the hub sees to the interpreter's exit
+        self._listen(self.options.bridge)
         ending.remember(self)
         get_logger().info(
             "plugrl env instance %d of %d listens on %s; its clients: plugrl-env-client --num-envs %d --url %s",
             seed_offset, total_num_processes, self.url, num_envs, self.url,
         )  # fmt: skip
-
-    @property
-    def port(self) -> int:
-        """The port that is listened on."""
-        return self._lockstep.port
-
-    @property
-    def url(self) -> str:
-        """The URL for ``plugrl-env-client --url``."""
-        return self._lockstep.url
-
-    @property
-    def client_losses(self) -> int:
-        """How many times a client with slots was lost."""
-        return self._lockstep.client_losses
 
     def __repr__(self) -> str:
         """Show the address and the place among the instances."""
@@ -165,8 +147,7 @@ class PlugRLEnv:
 
     def close(self) -> None:
         """Tell every client that the run is over, and free the port; idempotent, bounded."""
-        self._finalizer.detach()
-        self._lockstep.close()
+        self._stop_listening()
 
     # Inside -------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,8 +15,8 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvObs, VecEnvStepReturn
 
 from plugrl_bridges.errors import SpaceError
+from plugrl_bridges.server.adapter import Adapter
 from plugrl_bridges.server.attributes import known_attribute, no_call, no_set
-from plugrl_bridges.server.lockstep import Lockstep
 from plugrl_bridges.server.options import BridgeOptions
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ _NEEDS_CLIENTS = frozenset(
 )
 
 
-class PlugRemoteVecEnv(VecEnv):
+class PlugRemoteVecEnv(Adapter, VecEnv):
     """Present environments that run in env clients as a Stable-Baselines3 ``VecEnv``.
 
     Listens at once. What only a client can tell (the spaces, ``num_envs``) is waited for when it is first asked, so
@@ -98,7 +97,7 @@ class PlugRemoteVecEnv(VecEnv):
         max_message_bytes: int = 1 << 30,
         verify: Verify = False,
     ) -> None:
-        self._lockstep = Lockstep(
+        self._listen(
             BridgeOptions(
                 num_envs=num_envs, host=host, port=port, observation_space=observation_space, action_space=action_space,
                 image_key=image_key, state_key=state_key, action_horizon=action_horizon, timeout=timeout,
@@ -107,26 +106,9 @@ class PlugRemoteVecEnv(VecEnv):
                 ping_timeout=ping_timeout, max_message_bytes=max_message_bytes, verify=verify,
             )
         )  # fmt: skip
-        self._finalizer = weakref.finalize(self, self._lockstep.close)
-        self._finalizer.atexit = False  # the hub sees to the interpreter's exit
         self._connected = False
 
     # Before and after the clients ---------------------------------------------------------------------------------
-
-    @property
-    def port(self) -> int:
-        """The port that is listened on."""
-        return self._lockstep.port
-
-    @property
-    def url(self) -> str:
-        """The URL for ``plugrl-env-client --url``."""
-        return self._lockstep.url
-
-    @property
-    def client_losses(self) -> int:
-        """How many times a client with slots was lost."""
-        return self._lockstep.client_losses
 
     def __getattr__(self, name: str) -> Any:
         """Wait for the clients when something is asked that only they can tell."""
@@ -156,16 +138,6 @@ class PlugRemoteVecEnv(VecEnv):
         """Show the address and whether clients are here."""
         state = f"{self.num_envs} envs" if self._connected else "waiting for clients"
         return f"<{type(self).__name__} {self.url} {state}>"
-
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        """Refuse to be pickled or copied: a listening socket and its clients cannot be.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError(
-            f"{self!r} can be neither pickled nor copied: its clients are connected to this one; make another"
-        )
 
     # The VecEnv methods -------------------------------------------------------------------------------------------
 
@@ -241,8 +213,7 @@ class PlugRemoteVecEnv(VecEnv):
 
     def close(self) -> None:
         """Tell every client that the run is over, and free the port; idempotent, bounded."""
-        self._finalizer.detach()
-        self._lockstep.close()
+        self._stop_listening()
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Set the seeds of the next reset: env i gets ``seed + i``; None lets each client seed as it likes.

@@ -78,7 +78,6 @@ class Exchange:
         self._blank: StepResult | None = None  # for the next exchange
         self.resetting = False
         self._pending = 0
-        self._started = 0.0
         self.hub = Hub(options, metadata, self)
 
     @property
@@ -202,7 +201,6 @@ class Exchange:
         """Open a result; hand every seat that is to act its chunk with `answer`."""
         self.step, self._blank = self._blank or self._make_blank(), None
         self._pending = 0
-        self._started = time.monotonic()
         return self.step
 
     def _make_blank(self) -> StepResult:
@@ -239,10 +237,6 @@ class Exchange:
         for array, last in zip(step.observations, self.last, strict=True):
             array[idle] = last[idle]
         step.idle = tuple(np.flatnonzero(idle).tolist())
-
-    def prolong(self) -> None:
-        """Give the open exchange its whole time once more, for seats that were taken since `begin`."""
-        self._started = time.monotonic()
 
     def answer(self, seat: Seat, wire: Array, reset: ResetRequest | None) -> None:
         """Send one connection its envs' rows of ``[H, num_envs, *da]``, or ask it to reset them."""
@@ -318,7 +312,7 @@ class Exchange:
         while self._pending or self.roster.losses:
             self._check_failure()
             now = time.monotonic()
-            elapsed = now - self._started
+            elapsed = now - entered
             if self._pending and now >= deadline:
                 self._give_up_on_silent(timeout_s)
                 continue
@@ -333,7 +327,7 @@ class Exchange:
                 owing, losses = [seat for seat in self.roster.sitting if seat.acting], self.roster.losses
                 logger.warning("%s", report.still_waiting(self.hub.url, owing, losses, self.num_envs, elapsed))
                 next_report *= 2
-            self.hub.poll(max(0.0, min(_SLICE_S, limit - now, self._started + next_report - now)))
+            self.hub.poll(max(0.0, min(_SLICE_S, limit - now, entered + next_report - now)))
         self._check_failure()
 
     def _check_open(self) -> None:

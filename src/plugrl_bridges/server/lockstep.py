@@ -364,7 +364,6 @@ class Lockstep:
                 return going_on
             if time.monotonic() > give_up_at:
                 raise ClientLost(f"clients come and go during one reset at {self.url}: see the log for their losses")
-            self._exchange.prolong()
 
     def _reset_seat(self, seat: Seat, seeds: Sequence[int | None], options: Sequence[Mapping[str, Any] | None]) -> bool:
         """Ask a client to reset its envs, if need be; tell whether they begin an episode, now or before."""
