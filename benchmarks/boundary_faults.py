@@ -132,7 +132,7 @@ def train(setting: Setting, seed: int, folder: Path, *, verify: bool, plan: dict
     log = ReturnLog(env if verify else LedgerVecEnv(env, folder / "trainer.ledger"))
     trained = Trained(log.episodes)
     try:
-        model = PPO("MlpPolicy", log, seed=seed, device="cpu", n_steps=setting.n_steps, n_epochs=4, gamma=0.9)
+        model = PPO("MlpPolicy", log, seed=seed, device="cpu", n_steps=setting.n_steps, gamma=0.9, learning_rate=1e-3)
         trained.weights = _weights(model.learn(setting.steps))
     except LedgerMismatch as exc:
         trained.stopped = exc
@@ -179,7 +179,8 @@ def _curve(log: Sequence[tuple[Episode, float]]) -> str:
     fifth = len(returns) // 5
     if fifth < 3:
         return "too short"
-    return "rises" if np.mean(returns[-fifth:]) > np.mean(returns[:fifth]) else "does not rise"
+    before, after = float(np.mean(returns[:fifth])), float(np.mean(returns[-fifth:]))
+    return f"{'rises' if after > before else 'does not rise'}, {before:.0f} to {after:.0f}"
 
 
 def _place(env: int, episode: int, step: int, vector_step: int) -> str:
