@@ -1,13 +1,11 @@
 // An env client for PlugRL wire protocol version 1 in one header: C++17, the standard library, POSIX sockets.
 // Derive from plugrl::Env (spec, reset, step), then call plugrl::run. docs/cpp-client.md is the manual, docs/protocol.md
-// the protocol; numbers in brackets are its clauses. Linux and macOS; no TLS (wss://), no Windows. One thread does it
-// all: pings are answered while the client waits, not while an env steps, which the protocol allows [1]. Nothing is
-// printed: errors are exceptions (section 1), news goes to Options::log.
+// the protocol; numbers in brackets are its clauses. Linux and macOS, no TLS (wss://). One thread does it all: pings wait
+// while an env steps, which is allowed [1]. Nothing is printed: errors are exceptions, news goes to Options::log.
 //
-//    1 Errors           5 Values            9 Options          13 The session: who may say what when
-//    2 Text             6 Writing msgpack  10 The connection   14 The client
-//    3 SHA-1, base64    7 Reading msgpack  11 Environments: what an author implements
-//    4 Dtypes           8 Frames           12 The batch: the envs of a connection
+//    1 Errors          4 Dtypes           7 Reading msgpack  10 The connection                       13 The batch of envs
+//    2 Text            5 Values           8 Frames           11 Environments: what authors write     14 The session: who may say what
+//    3 SHA-1, base64   6 Writing msgpack  9 Options          12 The digest of a step                 15 The client
 #ifndef PLUGRL_CLIENT_HPP
 #define PLUGRL_CLIENT_HPP
 
@@ -40,6 +38,9 @@
 #include <string_view>
 #include <vector>
 
+#ifndef MSG_NOSIGNAL
+#define MSG_NOSIGNAL 0  // SO_NOSIGPIPE does it
+#endif
 namespace plugrl {
 constexpr const char* client_version = "0.1.0"; constexpr double forever = std::numeric_limits<double>::infinity();
 using std::size_t, std::int64_t, std::uint8_t, std::uint32_t, std::uint64_t, std::string, std::string_view;
@@ -57,7 +58,6 @@ struct ConnectTimeout : public Error { using Error::Error; };    // no server fo
 struct HandshakeError : public Error { using Error::Error; };    // the connection did not open; code: of HTTP, or 0
 struct ConnectionClosed : public Error { using Error::Error; };  // it ended; code and reason, 1006 without a close frame
 struct ProtocolError : public Error { using Error::Error; };     // the server broke this clause; 7.4 is a text frame
-
 // === 2 Text ==========================================================================================================
 struct Piece {
     Piece(const char* piece) : text(piece) {}
@@ -84,8 +84,7 @@ inline string quote(string_view text) {  // what a peer sent, for an error text:
     return out + "'";
 }
 inline bool is_unicode(uint64_t point) { return point < 0xD800 || (point >= 0xE000 && point <= 0x10FFFF); }
-// Read UTF-8; false if it is none (surrogates, overlong forms, beyond U+10FFFF). `utf32`, unless it is null, gets the
-// code points as four bytes each, in this machine's order.
+// Read UTF-8; false if it is none. `utf32`, unless it is null, gets code points of four bytes, in this machine's order.
 inline bool read_utf8(string_view in, string* utf32) {
     for (size_t at = 0, length = 0; at < in.size(); at += length) {
         const auto head = static_cast<uint8_t>(in[at]);
@@ -101,7 +100,6 @@ inline bool read_utf8(string_view in, string* utf32) {
     }
     return true;
 }
-
 // === 3 SHA-1 and base64, for the handshake of RFC 6455 ===============================================================
 inline string sha1(string_view text) {
     uint32_t state[5] = {0x67452301, 0xEFCDAB89, 0x98BADCFE, 0x10325476, 0xC3D2E1F0};
@@ -133,7 +131,6 @@ inline string base64(string_view data) {
     return out;
 }
 inline string accept_of(const string& key) { return base64(sha1(key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11")); }
-
 // === 4 Dtypes [3] ====================================================================================================
 // A numpy typestr: byte order `<`, `>` or `|`; kind b, i, u, f or U; bytes per item.
 struct Dtype {
@@ -188,7 +185,6 @@ inline bool load_integer(const char* at, const Dtype& dtype, int64_t& out) {
     if (fits) out = static_cast<int64_t>(value);
     return fits;
 }
-
 // === 5 Values ========================================================================================================
 enum class Kind : uint8_t { nil, boolean, integer, natural, real, text, bytes, list, map, array, scalar };
 // What msgpack carries, and arrays. Which members mean something depends on the kind.
@@ -197,8 +193,7 @@ struct Value {
     Value& operator=(const Value&) = default; Value& operator=(Value&&) noexcept = default;
     Kind kind = Kind::nil;
     Dtype dtype;               // array, scalar
-    int64_t number = 0;        // boolean, integer; natural (above 2^63 - 1): its bits
-    double real = 0;
+    int64_t number = 0; double real = 0;  // boolean, integer; natural (above 2^63 - 1): its bits
     string text;               // text (UTF-8), bytes; array: its data in C order
     std::vector<Value> items;  // list; map: key, value, key, value …; scalar: its one number or text
     Shape shape;               // array
@@ -220,7 +215,6 @@ struct Value {
         return out;
     }
 };
-
 // === 6 Writing msgpack [3] ===========================================================================================
 constexpr int max_depth = 32;
 class Writer {
@@ -289,7 +283,6 @@ private:
     string& out_;
 };
 inline string encode(const Value& value) { string out; Writer(out).value(value); return out; }
-
 // === 7 Reading msgpack [3] ===========================================================================================
 // Everything a peer sends is bounded before it is believed: nesting, the number of items, every length.
 constexpr size_t max_items = 1000000, max_keys = 1024;  // in a message; in one map, whose keys are compared with all
@@ -398,9 +391,8 @@ struct Reader {
         const char kind = out.dtype.kind; const int bits = static_cast<int>(8 * out.dtype.size);
         const double whole = static_cast<double>(data.number) + (data.is(Kind::natural) ? 18446744073709551616.0 : 0.0);
         const double value = data.is(Kind::real) ? data.real : whole; string points; bool good = data.is(Kind::boolean);
-        if (kind == 'U') {
-            good = data.is(Kind::text) && read_utf8(data.text, &points) && points.size() <= out.dtype.size;
-        } else if (data.is(Kind::integer) || data.is(Kind::natural) || data.is(Kind::real)) {
+        if (kind == 'U') good = data.is(Kind::text) && read_utf8(data.text, &points) && points.size() <= out.dtype.size;
+        else if (data.is(Kind::integer) || data.is(Kind::natural) || data.is(Kind::real)) {
             const double above = kind == 'b' ? 2.0 : std::ldexp(1.0, kind == 'u' ? bits : bits - 1);
             const double too_large = bits == 64 ? forever : bits == 32 ? 3.4028235677973366e38 : 65520.0;
             if (kind == 'f') good = !std::isfinite(value) || std::fabs(value) < too_large;
@@ -418,7 +410,6 @@ inline Value decode(string_view bytes) {
     if (reader.left() > 0) refuse("3", {reader.left(), " bytes behind the value"});
     return found;
 }
-
 // === 8 Frames (RFC 6455) =============================================================================================
 enum class Op : uint8_t { continuation = 0, text = 1, binary = 2, close = 8, ping = 9, pong = 10 };
 // A whole message, or a control frame; `payload` is valid until the reader is touched again.
@@ -481,10 +472,8 @@ public:
     }
 private:
     static constexpr size_t least = 1 << 16; size_t max_, begin_ = 0, end_ = 0;
-    string buffer_, message_;  // as received; put together of fragments
-    Op op_ = Op::binary; bool fragments_ = false, whole_ = false;
+    string buffer_, message_; Op op_ = Op::binary; bool fragments_ = false, whole_ = false;  // message_: put together of fragments
 };
-
 // === 9 Options =======================================================================================================
 using Seed = std::optional<uint64_t>;
 // The names and defaults are those of the Python client's options; 0 seconds stand for "no limit", or no pings.
@@ -497,8 +486,7 @@ struct Options {
     std::optional<uint32_t> group_num_envs; // envs of all clients that were started together; not set: our own
     bool reuse = true;                      // leave out observations that the server has [10.1]
     double connect_timeout = 300;           // seconds without a server after which to give up
-    double ping_interval = 20, ping_timeout = 60;
-    double send_timeout = 60;               // what a server gets to take a message
+    double ping_interval = 20, ping_timeout = 60, send_timeout = 60;  // send: what a server gets to take a message
     double max_backoff = 5;                 // longest wait between two tries
     size_t max_message_bytes = size_t{1} << 30; string client = "plugrl-cpp", version = client_version;
     std::function<void(bool warning, const string& text)> log;  // called in run's thread
@@ -522,9 +510,9 @@ struct Url {
         return url;
     }
 };
-
-// === 10 The connection: socket, handshake, ping and close ============================================================
+// === 10 The connection: socket, handshake, ping and close ===========================================================
 inline double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+inline double limit(double seconds) { return seconds > 0 ? seconds : forever; }
 struct Stopped {};  // thrown where Client::stop was heard; it never leaves the client
 // One WebSocket, driven by the thread that calls it. Waits are cut into slices, to hear a stop.
 class Connection {
@@ -537,9 +525,9 @@ public:
     [[gnu::always_inline]] void queue(string_view message) { write_frame(out_, Op::binary, message, random_()); }
     // Send what is queued, in one go if the socket takes it. A lost connection shows at the next `receive`.
     void flush(double deadline = 0) {
-        if (deadline == 0) deadline = options_.send_timeout > 0 ? now_s() + options_.send_timeout : forever;
+        if (deadline == 0) deadline = now_s() + limit(options_.send_timeout);
         for (size_t sent = 0; sent < out_.size() && !ended_;) {
-            const ssize_t count = ::send(fd_, &out_[sent], out_.size() - sent, no_signal);
+            const ssize_t count = ::send(fd_, &out_[sent], out_.size() - sent, MSG_NOSIGNAL);
             if (count < 0 && !later()) end("sending failed");
             if (count >= 0) sent += static_cast<size_t>(count);
             if (count >= 0 || ended_) continue;
@@ -552,17 +540,14 @@ public:
     }
     // Wait for a message; pings are answered meanwhile. Throws ConnectionClosed, ProtocolError, Stopped.
     Event receive(double timeout_s = forever) {
-        const double since = now_s(), interval_s = options_.ping_interval > 0 ? options_.ping_interval : forever;
-        const double silence_s = options_.ping_timeout > 0 ? interval_s + options_.ping_timeout : forever;
+        const double since = now_s(), interval_s = limit(options_.ping_interval), silence_s = interval_s + limit(options_.ping_timeout);
         for (Event event;;) {
-            while (reader_.next(event)) {
-                if (!handle(event)) return event;
-                if (stopping()) throw Stopped{};
-                if (now_s() - since > timeout_s) end("no message in time");
-            }
-            if (ended_) throw ConnectionClosed("the connection ended: " + how_, 1006);
+            const bool found = reader_.next(event);
+            if (found && !handle(event)) return event;
+            if (!found && ended_) throw ConnectionClosed("the connection ended: " + how_, 1006);
             if (stopping()) throw Stopped{};
-            wait_for_bytes(); const double now = now_s();
+            if (!found) wait_for_bytes();
+            const double now = now_s();
             if (now - pinged_at_ >= interval_s) pinged_at_ = now, write_frame(out_, Op::ping, "", random_()), flush();
             if (now - std::max(since, heard_at_) > silence_s) end("it was silent too long");
             if (now - since > timeout_s) end("no message in time");
@@ -584,11 +569,6 @@ private:
     static constexpr double slice_s = 0.2;
     static constexpr double last_send_s = 0.5;  // what a message under way still gets after a stop
     static constexpr double look_s = 400e-6;    // longest look before sleeping
-#ifdef MSG_NOSIGNAL
-    static constexpr int no_signal = MSG_NOSIGNAL;
-#else
-    static constexpr int no_signal = 0;  // SO_NOSIGPIPE does it
-#endif
     [[gnu::always_inline]] static bool later() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
     [[gnu::always_inline]] bool stopping() const { return stop_ != nullptr && stop_->load(); }
     void hang_up() { if (fd_ >= 0) ::close(fd_); fd_ = -1, ended_ = true; }
@@ -600,9 +580,8 @@ private:
     }
     bool read() {
         const auto [place, size] = reader_.room(); const ssize_t count = ::recv(fd_, place, size, 0);
-        if (count > 0) {
-            reader_.filled(static_cast<size_t>(count)), heard_at_ = now_s();
-        } else if (count == 0 || !later()) {
+        if (count > 0) reader_.filled(static_cast<size_t>(count)), heard_at_ = now_s();
+        else if (count == 0 || !later()) {
             if (how_.empty()) how_ = count == 0 ? "no close frame came" : std::strerror(errno);
             ended_ = true;
         }
@@ -702,8 +681,7 @@ private:
     string out_, how_; std::random_device random_; double heard_at_ = 0, pinged_at_ = 0, expected_s_ = look_s;
     int fd_ = -1; bool ended_ = true, close_sent_ = false;
 };
-
-// === 11 Environments: what an author implements ======================================================================
+// === 11 Environments: what authors write ============================================================================
 struct Space {  // of Gymnasium; make one with the functions below
     const char* type = "Box"; Dtype dtype;
     Shape shape;                   // of one env's value; empty for discrete and text
@@ -732,17 +710,12 @@ template <class T> Space box(const Shape& shape, std::initializer_list<T> low, s
 template <class T> Space box(const Shape& shape, T low, T high) { return box<T>(shape, {low}, {high}); }
 inline Space image(int64_t height, int64_t width, int64_t channels) { return box<uint8_t>({height, width, channels}, 0, 255); }
 inline Space discrete(int64_t n, int64_t start = 0) { return {"Discrete", Dtype::of<int64_t>(), {}, {n, start}, {}, {}}; }
-inline Space multi_discrete(const std::vector<int64_t>& n) {
-    return {"MultiDiscrete", Dtype::of<int64_t>(), {static_cast<int64_t>(n.size())}, n, {}, {}};
-}
+inline Space multi_discrete(const Shape& n) { return {"MultiDiscrete", Dtype::of<int64_t>(), {static_cast<int64_t>(n.size())}, n, {}, {}}; }
 inline Space multi_binary(int64_t n) { return {"MultiBinary", Dtype::of<std::int8_t>(), {n}, {}, {}, {}}; }
-inline Space text(int64_t max_length, const string& charset) {
-    return {"Text", {Dtype::native(), 'U', 4}, {}, {max_length}, charset, {}};
-}
+inline Space text(int64_t max_length, const string& charset) { return {"Text", {Dtype::native(), 'U', 4}, {}, {max_length}, charset, {}}; }
 // An entry of the observation. A lone entry without a name is an observation that is no dict; it travels as "obs".
 struct Entry {
-    string name; Space space;
-    size_t offset = 0;  // filled in by the client: where it stands in a row
+    string name; Space space; size_t offset = 0;  // the offset in a row is filled in by the client
 };
 struct Spec {  // what an env is; all envs of a client have the same
     std::vector<Entry> observation; Space action;
@@ -751,14 +724,12 @@ struct Spec {  // what an env is; all envs of a client have the same
 };
 // One env's place in a batch: its observation, its running episode, its last chunk, and what the server asks of it.
 struct Row {
-    int64_t index = 0, chunks = 0, length = 0; double ret = 0, reward = 0;
+    int64_t index = 0, chunks = 0, length = 0; double ret = 0, reward = 0; float narrow = 0;  // narrow: the reward
     bool terminated = false, truncated = false, ended = false, success = false;
-    bool known = false;                // whether its last feedback may stand for its next observation [10.1]
-    bool resetting = false;            // whether it is to be reset in place of a step [seeded-reset]
-    Seed seed;                         // for that reset
-    const Value* options = nullptr;    // likewise
-    std::vector<unsigned char> data;   // its entries one after another, each at a multiple of 8 bytes
-    string text;                       // UTF-32 of this machine
+    bool known = false, resetting = false;  // its last feedback may stand for its next observation [10.1]; it is to be reset
+    Seed seed; const Value* options = nullptr;  // for that reset
+    string data;                       // its entries one after another, each at a multiple of 8 bytes
+    string text; uint64_t chain = 0;   // UTF-32 of this machine; the digests of its steps, chained [step-digest]
 };
 
 class Observation {  // where one env writes; entries are counted in the order of the spec
@@ -767,8 +738,7 @@ public:
     // Give the place of an entry's elements, in C order: T is the type of its space. Good for drawing images into.
     template <class T> T* at(size_t entry) { return static_cast<T*>(place(entry, Dtype::of<T>(), any)); }
     template <class T> void set(size_t entry, const T* values, size_t count) {
-        void* const to = place(entry, Dtype::of<T>(), count);
-        if (count > 0) std::memcpy(to, values, count * sizeof(T));
+        if (void* const to = place(entry, Dtype::of<T>(), count); count > 0) std::memcpy(to, values, count * sizeof(T));
     }
     template <class T> void set(size_t entry, std::initializer_list<T> values) { set(entry, values.begin(), values.size()); }
     template <class T> void set(size_t entry, const std::vector<T>& values) { set(entry, values.data(), values.size()); }
@@ -808,9 +778,8 @@ struct Action {
 };
 struct Step {  // what a step brought, beside the observation
     double reward = 0;
-    bool terminated = false;  // an end of the task itself
-    bool truncated = false;   // a limit of time
-    bool success = false;     // read where the episode ended
+    bool terminated = false, truncated = false;  // an end of the task itself; a limit of time
+    bool success = false;                        // read where the episode ended
 };
 // An environment. Whatever it throws ends the client with EnvFailed.
 class Env {
@@ -825,8 +794,30 @@ public:
     virtual void options(const Value& options) { static_cast<void>(options); }
 };
 using Envs = std::vector<std::unique_ptr<Env>>;
-
-// === 12 The batch: the envs of a connection ==========================================================================
+// === 12 The digest of a step [step-digest] ===========================================================================
+// The sum of a row of 32-bit words, each times the key of its place: what an env took and gave in one step, or at a reset.
+struct Digest {
+    uint64_t sum = 0, words = 0;
+    void word(uint64_t value) {
+        uint64_t key = ++words * 0x9E3779B97F4A7C15;  // SplitMix64 from state 0
+        key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9, key = (key ^ key >> 27) * 0x94D049BB133111EB;
+        sum += ((key ^ key >> 31) | 1) * (value & 0xFFFFFFFF);
+    }
+    void real(double wide) { const auto narrow = static_cast<float>(wide); uint32_t bits = 0; std::memcpy(&bits, &narrow, 4), word(bits); }
+    // Add the values of an entry of a space: floats as float32, all others as their bytes in the dtype of the space.
+    void add(const Dtype& space, string_view data, const Dtype& dtype) {
+        const bool same = space.kind != 'f' && dtype == space && space.order != '>';
+        uint64_t bytes = 0; uint32_t bits = 0; int64_t whole = 0;
+        for (size_t at = 0; at < data.size(); at += same ? 4 : dtype.size) {
+            if (same) word(load_bits(&data[at], {'<', 'u', static_cast<uint32_t>(std::min<size_t>(4, data.size() - at))}));
+            else if (space.kind == 'f') real(load_real(&data[at], dtype));
+            else load_integer(&data[at], dtype, whole), bytes |= (static_cast<uint64_t>(whole) & ~0ULL >> (64 - 8 * space.size)) << bits;
+            for (bits += same || space.kind == 'f' ? 0 : 8 * space.size; bits >= 32; bits -= 32) word(bytes), bytes >>= 32;
+        }
+        if (bits > 0) word(bytes);
+    }
+};
+// === 13 The batch of envs: those of a connection ====================================================================
 class Batch {
 public:
     explicit Batch(Envs envs) : rows(envs.size()), envs_(std::move(envs)) {
@@ -843,7 +834,7 @@ public:
     }
     Spec spec; std::vector<Row> rows;
     Rows all;  // 0 … n-1
-    int64_t steps = 0;
+    int64_t steps = 0; bool digests = false;  // whether the server wants those of the steps
     void reset(Row& row, const Seed& seed, const Value* options = nullptr) {
         drive(row, nullptr, seed, options); row.chunks = row.length = 0, row.ret = 0;
     }
@@ -862,12 +853,15 @@ public:
                 const Action one{action.at((k * n + i) * width), action.dtype, width};
                 drive(rows[i], &one, {}, nullptr); ++rows[i].length, ++steps;
             }
-        for (const size_t i : who) rows[i].ret += rows[i].reward;
+        for (const size_t i : who) rows[i].ret += rows[i].reward, rows[i].narrow = static_cast<float>(rows[i].reward);
     }
-    template <class T> void column(Writer& out, const char* name, const Rows& who, T Row::*member) const {
-        out.str(name).open_array(who.size() * sizeof(T));
-        for (const size_t i : who) out.raw(&(rows[i].*member), sizeof(T));
-        out.close_array(Dtype::of<T>(), {static_cast<int64_t>(who.size())});
+    template <class T> [[gnu::always_inline]] void column(Writer& out, const char* name, const Rows& who, T Row::*member) const {
+        column(out, name, who, reinterpret_cast<const char*>(&(rows[0].*member)), Dtype::of<T>());
+    }
+    void column(Writer& out, const char* name, const Rows& who, const char* first, const Dtype& dtype) const {
+        out.str(name).open_array(who.size() * dtype.size);
+        for (const size_t i : who) out.raw(first + i * sizeof(Row), dtype.size);
+        out.close_array(dtype, {static_cast<int64_t>(who.size())});
     }
     void observation(Writer& out, const Rows& who) const {
         Shape shape(1, static_cast<int64_t>(who.size())); out.map(3);
@@ -949,16 +943,28 @@ private:
         };
         try {
             if (options != nullptr) env.options(*options);
-            if (action == nullptr) return env.reset(seed, observation);
+            if (action == nullptr) return env.reset(seed, observation), digest(row, nullptr, 0);
             const Step done = env.step(*action, observation);
             row.reward += done.reward, row.terminated = done.terminated, row.truncated = done.truncated;
             row.ended = done.terminated || done.truncated, row.success = row.ended && done.success;
+            if (digests) digest(row, action, done.reward);
         } catch (const std::exception& error) { failed(error.what()); } catch (...) { failed("no std::exception"); }
+    }
+    void digest(Row& row, const Action* action, double reward) const {
+        Digest sum; const Dtype& taken = spec.action.dtype;
+        sum.word(action == nullptr ? 4U : row.terminated + 2U * row.truncated), sum.real(reward);
+        if (action != nullptr) sum.add(taken, {action->data, action->size * action->dtype.size}, action->dtype);
+        else sum.words += taken.kind == 'f' ? spec.action.count() : (spec.action.bytes() + 3) / 4;
+        for (const Entry& one : spec.observation) {
+            const string_view data = one.space.is_text() ? string_view(row.text) : string_view(&row.data[one.offset], one.space.bytes());
+            sum.add(one.space.dtype, data, one.space.dtype);
+            if (one.space.is_text()) sum.words += static_cast<uint64_t>(one.space.numbers[0]) - data.size() / 4;
+        }
+        row.chain = sum.sum + (action == nullptr ? 0 : row.chain * 0xD1342543DE82EF95);
     }
     Envs envs_;
 };
-
-// === 13 The session: who may say what when [4] =======================================================================
+// === 14 The session: who may say what when [4] ======================================================================
 // One connection's state: bytes of the server in, messages for it out. There is no socket in here.
 class Session {
 public:
@@ -988,6 +994,7 @@ public:
         (first ? metadata_ : message_) = std::move(message);
         if (!first) read_action();
         state_ = first ? State::infer : State::feedback;
+        if (first) batch_.digests = offers("step-digest") && offers("env-spec");  // we announce it in our env_spec
     }
     // Write an infer for all envs [5.2]; with `reuse` it leaves out what the server has [10.1]. `env_spec` may be empty.
     void infer(string& bytes, bool reuse, const string& env_spec) {
@@ -995,25 +1002,23 @@ public:
         const Rows& all = batch_.all; Rows unknown;
         for (const size_t i : all) if (!batch_.rows[i].known) unknown.push_back(i);
         reuse = reuse && unknown.size() < all.size() && offers("reuse-feedback-obs");
-        Writer out(bytes); out.map(4U + reuse + !env_spec.empty());
+        Writer out(bytes); out.map(4U + reuse + !env_spec.empty() + batch_.digests);
         out.str("message_type").str("infer").str("data"), batch_.observation(out, reuse ? unknown : all);
         batch_.column(out, "env_indices", all, &Row::index), batch_.column(out, "step_ids", all, &Row::chunks);
         if (reuse) batch_.column(out, "reuse", all, &Row::known);
         if (!env_spec.empty()) out.str("env_spec").raw(env_spec.data(), env_spec.size());
+        if (batch_.digests) batch_.column(out, "digest", all, &Row::chain);
         state_ = State::action;
     }
     // Write the feedback of the envs that were stepped [5.4].
     void feedback(string& bytes, const Rows& who) {
         if (state_ != State::feedback) misuse({"a feedback is not due"});
-        Writer out(bytes); out.map(4), out.str("message_type").str("feedback");
+        Writer out(bytes); out.map(4U + batch_.digests), out.str("message_type").str("feedback");
         batch_.column(out, "env_indices", who, &Row::index), batch_.column(out, "step_ids", who, &Row::chunks);
-        out.str("data").map(5), out.str("obs"), batch_.observation(out, who), out.str("rewards");
-        const bool wide = offers("env-spec"); out.open_array((wide ? 8 : 4) * who.size());
-        for (const size_t i : who) {
-            const auto narrow = static_cast<float>(batch_.rows[i].reward);
-            wide ? out.raw(&batch_.rows[i].reward, 8) : out.raw(&narrow, 4);
-        }
-        out.close_array(wide ? Dtype::of<double>() : Dtype::of<float>(), {static_cast<int64_t>(who.size())});
+        if (batch_.digests) batch_.column(out, "digest", who, &Row::chain);
+        out.str("data").map(5), out.str("obs"), batch_.observation(out, who);
+        if (offers("env-spec")) batch_.column(out, "rewards", who, &Row::reward);
+        else batch_.column(out, "rewards", who, &Row::narrow);  // float32 is the custom
         batch_.column(out, "terminated", who, &Row::terminated), batch_.column(out, "truncated", who, &Row::truncated);
         bool any = false;
         for (const size_t i : who) any = any || batch_.rows[i].ended, batch_.rows[i].known = !batch_.rows[i].ended;
@@ -1076,11 +1081,9 @@ private:
     }
     Batch& batch_; State state_ = State::metadata; Value metadata_, message_; const Value* action_ = nullptr;
 };
-
-// === 14 The client ===================================================================================================
+// === 15 The client ===================================================================================================
 struct Summary {
-    int64_t episodes = 0, steps = 0, reconnects = 0;
-    double total_return = 0;      // of all finished episodes
+    int64_t episodes = 0, steps = 0, reconnects = 0; double total_return = 0;  // of all finished episodes
     std::vector<double> returns;  // of the last finished ones, 1000 at most, oldest first
     bool stopped = false;         // by Client::stop; otherwise the server said that the run is over [7.1]
 };
@@ -1095,15 +1098,14 @@ public:
         batch_.write_spec(env_spec_, 5U + options_.rank.has_value());
         Writer out(env_spec_); out.str("num_envs").natural(batch_.all.size());
         out.str("group_num_envs").natural(options_.group_num_envs ? *options_.group_num_envs : batch_.all.size());
-        out.str("features").list(3), out.str("reuse-feedback-obs").str("env-spec").str("seeded-reset");
+        out.str("features").list(4), out.str("reuse-feedback-obs").str("env-spec").str("seeded-reset").str("step-digest");
         out.str("client").str(options_.client).str("client_version").str(options_.version);
         if (options_.rank) out.str("rank").natural(*options_.rank);
     }
     // End `run` soon, with close code 1000 [7.5]: from any thread, or from a signal handler. A chunk is waited for.
     void stop() noexcept { stop_.store(true); }
     const Summary& summary() const { return summary_; }
-    // Serve until the server says that the run is over, or `stop` is called. A lost connection is made again, with
-    // backoff; the episodes go on, and feedback that could not be delivered is dropped [7.6].
+    // Serve until the server says that the run is over, or `stop` is called. A lost connection is made again [7.6].
     // Throws EnvFailed, ConnectTimeout; HandshakeError for 401 and 403; ProtocolError for a text frame [7.4].
     const Summary& run() {
         const uint64_t first = options_.first_env.value_or(uint64_t{options_.rank.value_or(0)} * batch_.all.size());
@@ -1115,9 +1117,7 @@ public:
     }
 private:
     void log(bool warning, const string& text) const { if (options_.log) options_.log(warning, text); }
-    double remaining_s() const {
-        return options_.connect_timeout == 0 ? forever : std::max(0.0, options_.connect_timeout - without_server_s_);
-    }
+    double remaining_s() const { return std::max(0.0, limit(options_.connect_timeout) - without_server_s_); }
     // Connect once, serve for as long as it lasts, close as its end demands; true: come back, because of `error`.
     bool attempt(string& error) {
         if (stop_.load()) throw Stopped{};

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ HERE = Path(__file__).resolve().parent
 VECTORS = HERE.parent / "vectors"
 MANIFEST: dict[str, list[dict[str, Any]]] = json.loads((VECTORS / "manifest.json").read_text(encoding="utf-8"))
 GOOD, MALFORMED, SEQUENCES = MANIFEST["good"], MANIFEST["malformed"], MANIFEST["sequences"]
+DIGESTS = MANIFEST["digests"]
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 MUTANTS, SEED = 100_000, 20_240_917
 OF_CLIENTS = ("malformed/infer_", "malformed/feedback_")
@@ -107,6 +110,45 @@ def test_refuses_what_is_out_of_turn(sequence: dict[str, Any], wire: Path) -> No
 
 def _kind(file: str) -> str:
     return Path(file).name.partition("_")[0]
+
+
+def entry(of: dict[str, Any], value: np.ndarray[Any, Any], dtype: str | None = None) -> str:
+    """Write an entry for the program: the typestr of its space, that of the value, its bytes."""
+    carried = value.astype(dtype or of["dtype"])
+    return f"{of['dtype']}:{carried.dtype.str}:{carried.tobytes().hex()}"
+
+
+def value_of(of: dict[str, Any], content: Any) -> np.ndarray[Any, Any]:
+    plain_value = content["$array"]["values"] if "$array" in content else content["$scalar"]["value"]
+    return np.array(plain_value, of["dtype"]).reshape(of["shape"])
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("vector", DIGESTS, ids=[vector["file"] for vector in DIGESTS])
+def test_digests_are_those_of_the_vectors(vector: dict[str, Any], sanitized: Path) -> None:
+    """The sum of each row of words, chained; an action may come in another dtype than that of its space."""
+    chain = 0
+    for event in vector["events"]:
+        chain = 0 if event["reset"] else chain * 0xD1342543DE82EF95
+        taken = [np.zeros(of["shape"], of["dtype"]) for of in vector["action"]]
+        if not event["reset"]:
+            taken = [value_of(*each) for each in zip(vector["action"], event["action"], strict=True)]
+        flags = 4 if event["reset"] else event["terminated"] + 2 * event["truncated"]
+        row = [str(flags), struct.pack(">d", event.get("reward", 0.0)).hex()]
+        given = [
+            entry(of, value_of(of, content))
+            for of, content in zip(vector["observation"], event["observation"], strict=True)
+        ]
+        sums = set()
+        for wider in ("f8", "i8", ">f8", ">i4"):
+            actions = [
+                entry(of, value, wider if wider[-2] == ("f" if of["dtype"][1] == "f" else "i") else None)
+                for of, value in zip(vector["action"], taken, strict=True)
+            ]
+            sums.update(lines(sanitized, "digest", *row, *actions, *given))
+        [sum_of_words] = sums
+        chain = (chain + int(sum_of_words, 16)) % 2**64
+        assert f"{chain:016x}" == event["chain"]
 
 
 @pytest.mark.timeout(400)

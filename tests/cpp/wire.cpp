@@ -6,6 +6,8 @@
 //   wire fuzz COUNT SEED FILE... mutated messages through reader, writer, session and frames; "ok"
 //   wire frames                  the WebSocket's known answers; "ok"
 //   wire bounds                  sizes, names and spaces that are to be refused; "ok"
+//   wire digest FLAGS REWARD ENTRY...   the sum of a row of words [step-digest]: FLAGS, REWARD as the hexadecimal digits of a
+//                                double, and entries SPACE:DTYPE:BYTES, typestrs of the space and of the value, bytes in hexadecimal
 #include <cinttypes>
 #include <fstream>
 #include <iterator>
@@ -561,6 +563,23 @@ int bounds() {
     return 0;
 }
 
+int digest(const std::vector<std::string>& rest) {
+    plugrl::Digest sum;
+    const std::uint64_t bits = std::stoull(rest.at(1), nullptr, 16);
+    double reward = 0;
+    std::memcpy(&reward, &bits, sizeof reward);
+    sum.word(std::stoull(rest.at(0))), sum.real(reward);
+    for (std::size_t i = 2; i < rest.size(); ++i) {
+        const std::size_t first = rest[i].find(':'), second = rest[i].find(':', first + 1);
+        std::string bytes;
+        for (std::size_t at = second + 1; at < rest[i].size(); at += 2)
+            bytes += static_cast<char>(std::stoi(rest[i].substr(at, 2), nullptr, 16));
+        sum.add(plugrl::Dtype::parse(rest[i].substr(0, first)), bytes, plugrl::Dtype::parse(rest[i].substr(first + 1, second - first - 1)));
+    }
+    std::printf("%016" PRIx64 "\n", sum.sum);
+    return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -571,6 +590,7 @@ int main(int argc, char** argv) {
     if (command == "play") return play(rest);
     if (command == "frames") return frames();
     if (command == "bounds") return bounds();
+    if (command == "digest" && rest.size() > 1) return digest(rest);
     if (command == "fuzz" && rest.size() > 2) return fuzz(std::stoull(rest[0]), std::stoull(rest[1]), {rest.begin() + 2, rest.end()});
-    fail("wire dump|refuse|play|fuzz|frames|bounds …");
+    fail("wire dump|refuse|play|fuzz|frames|bounds|digest …");
 }
