@@ -44,14 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=102_400, help="env steps, all envs together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for the log and the picture")
+    parser.add_argument("--verify", action="store_true", help="check each step at the boundary (docs/ledger.md)")
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     log, curve, counted = args.out / "episodes.csv", args.out / "learning_curve.png", args.out / "client.json"
     torch.set_num_threads(1)
 
-    env = PlugRemoteVecEnv(port=0, episode_log=log)
+    env = PlugRemoteVecEnv(port=0, episode_log=log, verify=args.verify)
     command = [sys.executable, "-m", "plugrl_bridges.client", "--env-id", "Pendulum-v1", "--num-envs", str(NUM_ENVS)]
-    command += ["--url", env.url, "--summary", str(counted), "--quiet"]
+    command += ["--url", env.url, "--summary", str(counted), "--quiet", *(["--verify"] if args.verify else [])]
     print(f"bridge: {env.url}\nclient: plugrl-env-client {' '.join(command[3:])}", flush=True)
     client = subprocess.Popen(command)
     try:
