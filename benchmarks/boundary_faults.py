@@ -24,7 +24,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecEnvWrapper
 from tqdm import tqdm
 
+from benchmarks.faults_report import LOG_FAULTS, Row, summary, verdict, write
 from benchmarks.faulty_env import CONTROLS, DOSES, FAULTS
 from plugrl_bridges.errors import LedgerMismatch
 from plugrl_bridges.ledger import LedgerReader, LedgerVecEnv, compare
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
 NUM_ENVS = 16
 THE_ENV = 5  # in which the one cell is changed
-LOG_FAULTS = ("log: first reward left out", "log: length one short")
 
 Episode = tuple[int, float, int]
 """Row, return, length."""
@@ -60,22 +60,6 @@ class Setting:
     steps: int
     at: int
     n_steps: int
-
-
-@dataclass
-class Row:
-    """Hold what came of one case; the fields are the columns of the table."""
-
-    fault: str
-    dose: str
-    seed: int
-    changed: int = 0
-    first: str = "-"
-    ledger: str = "-"
-    live: str = "-"
-    log: str = "-"
-    curve: str = "-"
-    weights: str = "-"
 
 
 class ReturnLog(VecEnvWrapper):
@@ -253,32 +237,6 @@ def log_rows(seed: int, whole: Trained, record: list[Episode]) -> list[Row]:
     ]  # fmt: skip
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Write the rows as a Markdown table."""
-    names = [each.name for each in fields(Row)]
-    lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
-    lines += [f"| {' | '.join(str(value) for value in asdict(row).values())} |" for row in rows]
-    return "\n".join(lines)
-
-
-def verdict(rows: Sequence[Row]) -> list[str]:
-    """Give what is not as it should be: a fault that is not located or stopped, an alarm without a fault."""
-    wrong = []
-    for row in rows:
-        silent = row.fault in CONTROLS or row.fault in LOG_FAULTS
-        if not silent and not row.changed:
-            wrong.append(f"{row.fault}, {row.dose}, seed {row.seed}: nothing was changed within the budget")
-        elif silent and (row.ledger, row.live, row.weights) not in {
-            ("silent", "silent", weights) for weights in ("clean", "equal")
-        }:
-            wrong.append(f"{row.fault}, seed {row.seed}: an alarm without a fault")
-        elif not silent and (row.ledger != "located" or not row.live.startswith("in the step")):
-            wrong.append(f"{row.fault}, {row.dose}, seed {row.seed}: ledger {row.ledger}, live {row.live}")
-        if row.fault in LOG_FAULTS and row.log != "DIFFERS":
-            wrong.append(f"{row.fault}, seed {row.seed}: not caught")
-    return wrong
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the matrix; print and write the table. Exit code 1 if anything was missed, or an alarm was false."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -289,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--n-steps", type=int, default=64, help="vector steps of a rollout")
     parser.add_argument("--faults", nargs="*", choices=FAULTS, default=list(FAULTS), metavar="FAULT")
     parser.add_argument("--doses", nargs="*", choices=DOSES, default=list(DOSES))
-    parser.add_argument("--out", type=Path, default=Path("runs/boundary_faults"), help="writes .md and .csv")
+    parser.add_argument("--out", type=Path, default=Path("runs/boundary_faults"), help="writes .md, .csv and .png")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     setting = Setting(args.env, args.steps, args.at, args.n_steps)
@@ -306,19 +264,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if clean is None:
                     clean = whole.weights
                     rows += log_rows(seed, whole, record)
-                # After each case: a run of hours may be interrupted.
-                args.out.with_suffix(".md").write_text(table(rows) + "\n", encoding="utf-8")
-                with args.out.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
-                    writer = csv.writer(file)
-                    writer.writerow(each.name for each in fields(Row))
-                    writer.writerows(asdict(each).values() for each in rows)
+                write(rows, args.out, picture=False)  # after each case: a run of hours may be interrupted
                 progress.update()
-    print(table(rows))
+    print(summary(rows))
     wrong = verdict(rows)
     print(f"\n{len(rows)} cases; " + (f"{len(wrong)} not as they should be:" if wrong else "all as they should be"))
     for line in wrong:
         print(f"- {line}")
-    print(f"written: {args.out.with_suffix('.md')}, {args.out.with_suffix('.csv')}")
+    print("written: " + ", ".join(str(path) for path in write(rows, args.out, title=f"{args.env}, {len(rows)} cases")))
     return int(bool(wrong))
 
 
