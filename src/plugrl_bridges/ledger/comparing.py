@@ -79,7 +79,7 @@ def compare(
         )
     found = Comparison(tuple(stream.slot for stream in streams), HeatMap(len(streams)))
     found.notes += [f"{each.path}: {each.tail}" for each in (reader, *readers) if not each.tail.closed]
-    found.notes += [f"env {s.slot.number} wrote {s.files} ledgers" for s in streams if s.files > 1]
+    found.notes += [f"env {s.slot.number} wrote {len(s.readers)} ledgers" for s in streams if len(s.readers) > 1]
     pairings = [_Pairing(stream, found, observation, action) for stream in streams]
     vector_step = 0
     for events in _trainer_records(reader, observation, action):
@@ -140,6 +140,9 @@ class _Pairing:
         self._trainer: deque[Event] = deque()
         self._episode = -1
         self._step = 0
+        self._parted = False
+        self.losses = 0
+        """Ends that the bridge made up because a client was lost."""
 
     def take(self, event: Event) -> None:
         """Take the trainer's next event."""
@@ -151,6 +154,8 @@ class _Pairing:
         """Pair what is left; if the trainer's ledger is complete, the env may have no step beyond it."""
         while self._trainer:
             self._advance()
+        if self._parted:  # the trainer never heard how its client, or another, went on
+            return
         while closed and (event := self._env.peek()) is not None:
             if not event.is_reset:
                 self._step += 1
@@ -164,16 +169,20 @@ class _Pairing:
         if ours.is_reset and following is not None and following.is_reset:
             self._trainer.popleft()
             return
+        if ours.flags & Flag.LOST:
+            self._lose(ours)
+            return
+        lost_next = following is not None and bool(following.flags & Flag.LOST)
         theirs = self._env.peek()
         while theirs is not None and theirs.is_reset and (later := self._env.peek(1)) is not None and later.is_reset:
+            if lost_next and self._env.begins_file(1):
+                break  # the client was lost in the first step of its episode
             self._env.pop()
             theirs = later
-        if ours.flags & Flag.LOST:
-            self._count_trainer()
-            self._found.lost_steps += 1
-            self._rejoin()
-        elif theirs is None:
+        if theirs is None:
             self._trainer_alone(ours, missing=self._env.closed)
+        elif self._env.follows_a_kill() and self._unwritten(ours, theirs):
+            self._trainer_alone(ours, missing=False)
         elif ours.is_reset and theirs.is_reset:
             self._pair_resets(ours, theirs)
         elif ours.is_reset:
@@ -287,21 +296,69 @@ class _Pairing:
         else:
             self._report("step_count", ours.at, Cell("step", None, "made"))
 
-    def _rejoin(self) -> None:
-        """Find what the trainer was given after the loss of a client: another episode, or the same going on."""
-        ours = self._later(0)
-        if ours is None or not ours.is_reset:
+    # Lost clients -------------------------------------------------------------------------------------------------
+
+    def _unwritten(self, ours: Event, theirs: Event) -> bool:
+        """Say whether the trainer's event is one of the last before a kill, which the env's process kept back."""
+        following = self._later(1)
+        if ours.is_reset and ours.observation == theirs.observation and _same(following, self._env.peek(1)):
+            return False
+        if any(event.flags & Flag.LOST for event in self._trainer):
+            return True
+        ended = ours.is_reset or ours.flags & _ENDS
+        return not ended and _same(following, theirs)  # the trainer reset all envs, and lost the client there
+
+    def _lose(self, ours: Event) -> None:
+        """Deal with a step in which the client was lost, and find what the trainer was given after it."""
+        self._count_trainer()
+        self.losses += 1
+        if _same(ours._replace(flags=ours.flags & ~Flag.LOST), self._env.peek()) and not self._env.begins_file():
+            self._found.env_steps += 1  # the env's own end: the client was lost in the reset behind it
+            self._env.pop()
+        else:
+            self._found.lost_steps += 1
+        ours_next = self._later(0)
+        if ours_next is None or not ours_next.is_reset:
+            self._parted = True
             return
-        for ahead in range(_AHEAD_AFTER_LOSS):
-            theirs = self._env.peek(ahead)
-            if theirs is None:
-                return
-            if theirs.observation == ours.observation:
-                for _ in range(ahead + 1):
-                    self._env.pop()
-                self._count_trainer()
-                self._found.episodes += 1
-                return
+        self._parted = self._later(1) is None
+        ahead = self._rejoined(ours_next)
+        if ahead == -1:
+            self._count_trainer()
+            self._found.episodes += 1
+        elif ahead is not None:
+            for _ in range(ahead):
+                self._env.pop()
+            if (begun := self._env.peek()) is not None:
+                self._pair_resets(ours_next, begun)
+
+    def _rejoined(self, ours: Event) -> int | None:
+        """Say how many events ahead the env is where the trainer's episode after a loss begins; -1 is the last event.
+
+        It is another episode, or the same going on, from where it stood or a step later. Observations may repeat: of
+        several places it is the one from where most of what the trainer saw next is the same; nowhere, if neither the
+        observation nor the next event is.
+        """
+        best, place = 0, None
+        known = len(self._trainer)
+        for ahead in range(-1, _AHEAD_AFTER_LOSS):
+            observation = self._env.last_observation
+            if ahead >= 0:
+                if (theirs := self._env.peek(ahead)) is None:
+                    break
+                observation = theirs.observation
+            elif self._env.begins_file():
+                continue
+            score = int(observation == ours.observation)
+            for number in range(1, known):
+                if not _same(self._trainer[number], self._env.peek(ahead + number)):
+                    break
+                score += 1
+            if score > best:
+                best, place = score, ahead
+            if score == known:
+                break
+        return place
 
     # Reports ------------------------------------------------------------------------------------------------------
 

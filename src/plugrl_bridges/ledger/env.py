@@ -90,6 +90,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._subject = Subject(Side.ENV, Dialect.GYMNASIUM, self._observation, self._action, 0, run, env_name(env))
         self._leave: Callable[[], object] = lambda: None
         self._write: Callable[[bytes], None] = lambda _: None
+        self._write_through: Callable[[bytes], None] = lambda _: None
         own = env_index.to_bytes(4, "little")
         self._reset_head = HEAD.pack(Kind.RESET, 0, 0, 1) + own
         self._step_head = HEAD.pack(Kind.STEP, 0, 0, 1) + own
@@ -130,7 +131,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             if not self._joined:
                 self._join()
             payload = self._reset_head + self._observation.pack_one(observation)
-            self._write(FRAME.pack(len(payload), len(payload) ^ GUARD, zlib.crc32(payload)) + payload)
+            self._write_through(FRAME.pack(len(payload), len(payload) ^ GUARD, zlib.crc32(payload)) + payload)
         return returned
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:  # noqa: ANN401 - the env's own
@@ -156,7 +157,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             return
         writer = shared(self._path, self._subject, rank=self._rank)
         writer.begin([(self._rank, self._env_index)])
-        self._write = writer.write
+        self._write, self._write_through = writer.write, writer.write_through
         self._joined = True
         leave = weakref.finalize(self, _count_out, writer)
         leave.atexit = False

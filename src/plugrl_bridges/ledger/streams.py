@@ -94,10 +94,15 @@ class EnvEvents:
         self.slot = slot
         self.closed = sources[-1].reader.tail.closed
         """Whether its last file has an end mark, so that nothing is missing."""
-        self.files = len(sources)
+        self.readers = tuple(source.reader for source in sources)
         self._key = (slot.rank, slot.env_index)
         self._sources = deque(sources)
         self._events: deque[Event] = deque()
+        self.last_observation = b""
+        """Of the event before the next one."""
+        self._popped = 0
+        self._begins: dict[int, bool] = {}
+        """Number of the first event of each file but the first, and whether the file before it has no end mark."""
 
     def peek(self, ahead: int = 0) -> Event | None:
         """Give the event that is so many ahead; None if there is none."""
@@ -110,12 +115,24 @@ class EnvEvents:
                 self._events.append(waiting.popleft())
             elif not source.advance():
                 self._sources.popleft()
+                at = self._popped + len(self._events)
+                self._begins[at] = self._begins.get(at, False) or not source.reader.tail.closed
         return self._events[ahead]
+
+    def begins_file(self, ahead: int = 0) -> bool:
+        """Tell whether the event that is so many ahead is the first of another file than the first."""
+        return self.peek(ahead) is not None and self._popped + ahead in self._begins
+
+    def follows_a_kill(self) -> bool:
+        """Tell whether the next event is the first of a file, and the last records of the one before may be lost."""
+        return self.peek() is not None and self._begins.get(self._popped, False)
 
     def pop(self) -> None:
         """Go on to the next event."""
         if self.peek() is not None:
-            self._events.popleft()
+            self.last_observation = self._events.popleft().observation
+            self._begins.pop(self._popped, None)
+            self._popped += 1
 
 
 def env_events(readers: Sequence[LedgerReader], convert: Callable[[Event], Event] | None) -> list[EnvEvents]:

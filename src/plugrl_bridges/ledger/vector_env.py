@@ -87,10 +87,10 @@ class LedgerVectorEnv(_Wrapper):
         columns = ledger.observation.batch(observation, ledger.num_envs)
         flags = np.asarray(terminated, np.uint8) + np.asarray(truncated, np.uint8) * np.uint8(Flag.TRUNCATED)
         ended = flags != 0
+        self._mark_lost(infos, ended, flags)
         if self._mode == _SAME_STEP and ended.any():
             rows = np.flatnonzero(ended).tolist()
             finals = {row: self._final(infos, row) for row in rows}
-            self._mark_lost(infos, rows, flags)
             ledger.step(taken, rewards, flags, ledger.with_finals(columns, flags, finals))
             ledger.reset(columns, rows)
         elif self._mode == _NEXT_STEP and self._ended.any():
@@ -112,12 +112,10 @@ class LedgerVectorEnv(_Wrapper):
         return None if final[row] is None else self._ledger.observation.values(final[row])
 
     @staticmethod
-    def _mark_lost(infos: Mapping[str, Value], rows: Sequence[int], flags: Array) -> None:
+    def _mark_lost(infos: Mapping[str, Value], ended: Array, flags: Array) -> None:
         lost = infos.get("client_lost")
         if lost is not None:
-            for row in rows:
-                if lost[row]:
-                    flags[row] |= Flag.LOST
+            flags[ended & np.asarray(lost, np.bool_)] |= Flag.LOST
 
     def close(self, **kwargs: Any) -> None:
         """Close the envs and the ledger."""

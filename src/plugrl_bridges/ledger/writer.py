@@ -1,8 +1,8 @@
 """Own ledger files that are being written: made at the first record, appended to, closed with an end mark.
 
-One file per env process: the envs of a process share the writer of a path (`shared`). Records are kept back until each
-env of the process has written one, then go to the operating system in one call; what a killed process leaves is
-readable up to there. Knows nothing of envs and trainers.
+One file per env process: the envs of a process share the writer of a path (`shared`). Steps are kept back until each
+env of the process has made one, then go to the operating system in one call; what a killed process leaves is readable
+up to there. Resets are not kept back. Knows nothing of envs and trainers.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ class LedgerWriter:
         self._process = os.getpid()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
+        self._steps = 0
         self._lock = threading.Lock()
         self.closed = False
         self.writers = 0
@@ -150,15 +151,28 @@ class LedgerWriter:
             raise LedgerError(f"the ledger {self.path} cannot be made: {exc}") from exc
 
     def write(self, record: bytes) -> None:
-        """Append a frame; it is kept back until every env that writes here has written one.
+        """Append the frame of a step; it is kept back until every env that writes here has made one.
 
         Raises:
             LedgerError: if the file cannot be written.
         """
         self._pending.append(record)
         self._pending_bytes += len(record)
-        if len(self._pending) >= self.writers or self._pending_bytes > _KEPT_BACK_BYTES:
+        self._steps += 1
+        if self._steps >= self.writers:
+            self._steps = 0
             self.flush()
+        elif self._pending_bytes > _KEPT_BACK_BYTES:
+            self.flush()
+
+    def write_through(self, record: bytes) -> None:
+        """Append the frame of a reset, and hand everything to the operating system.
+
+        Raises:
+            LedgerError: if the file cannot be written.
+        """
+        self._pending.append(record)
+        self.flush()
 
     def flush(self) -> None:
         """Hand all records to the operating system.
@@ -181,14 +195,19 @@ class LedgerWriter:
             except OSError as exc:
                 raise LedgerError(f"the ledger {self.path} cannot be written: {exc}") from exc
 
-    def close(self) -> None:
-        """Write the end mark and close the file; idempotent."""
+    def close(self, *, whole: bool = True) -> None:
+        """Close the file; idempotent.
+
+        Args:
+            whole: Write the end mark: nothing is missing.
+        """
         if self.closed:
             return
         self.closed = True
         if self._file is None or os.getpid() != self._process:
             return
-        self._pending.append(frame(HEAD.pack(Kind.END, 0, 0, 0)))
+        if whole:
+            self._pending.append(frame(HEAD.pack(Kind.END, 0, 0, 0)))
         self.flush()
         self._file.close()
         self._file = None
