@@ -115,7 +115,7 @@ class LedgerVectorEnv(_Wrapper):
     def _mark_lost(infos: Mapping[str, Value], ended: Array, flags: Array) -> None:
         lost = infos.get("client_lost")
         if lost is not None:
-            flags[ended & np.asarray(lost, np.bool_)] |= Flag.LOST
+            flags[ended & np.asarray(lost, np.bool_)] |= np.uint8(Flag.LOST)
 
     def close(self, **kwargs: Any) -> None:
         """Close the envs and the ledger."""
