@@ -16,16 +16,16 @@ import numpy as np
 
 from plugrl_bridges.errors import LedgerError
 from plugrl_bridges.ledger.common import Cell, Common, differing
-from plugrl_bridges.ledger.format import Dialect, Flag, Side
+from plugrl_bridges.ledger.format import Dialect, Flag
+from plugrl_bridges.ledger.hints import of_earlier_runs, of_shared_numbers
 from plugrl_bridges.ledger.outcome import Comparison, Difference, HeatMap
-from plugrl_bridges.ledger.reader import LedgerReader
-from plugrl_bridges.ledger.streams import env_events, env_readers
+from plugrl_bridges.ledger.streams import env_events, env_readers, trainer_reader
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Sequence
 
-    from plugrl_bridges.ledger.reader import Event
+    from plugrl_bridges.ledger.reader import Event, LedgerReader
     from plugrl_bridges.ledger.streams import EnvEvents
 
 __all__ = ["compare"]
@@ -55,11 +55,9 @@ def compare(
     Raises:
         LedgerError: if a file cannot be read, or they are not of one run.
     """
-    reader = LedgerReader(trainer)
+    reader = trainer_reader(trainer)
     header = reader.header
-    if header.side is not Side.TRAINER:
-        raise LedgerError(f"{reader.path} was kept at an env, expected one that was kept at the trainer")
-    readers = env_readers(envs)
+    readers, notes = env_readers(envs, header.run)
     for other in readers:
         if header.run and other.header.run and header.run != other.header.run:
             raise LedgerError(
@@ -72,12 +70,14 @@ def compare(
     sb3 = header.dialect is Dialect.SB3
     streams = env_events(readers, _convert_env(observation, action, sb3=sb3))
     if len(streams) != header.num_envs:
+        few = len(streams) < header.num_envs
+        hint = of_shared_numbers(streams) if few else of_earlier_runs(streams, [0] * len(streams))
         raise LedgerError(
             f"{reader.path} is of {header.num_envs} envs, but the envs' ledgers are of {len(streams)} (rank, index): "
             f"{', '.join(str((s.slot.rank, s.slot.env_index)) for s in streams[:16])}: give those of all envs of the "
-            "run, and of no other"
+            f"run, and of no other{f'; {hint}' if hint else ''}"
         )
-    found = Comparison(tuple(stream.slot for stream in streams), HeatMap(len(streams)))
+    found = Comparison(tuple(stream.slot for stream in streams), HeatMap(len(streams)), notes=notes)
     found.notes += [f"{each.path}: {each.tail}" for each in (reader, *readers) if not each.tail.closed]
     found.notes += [f"env {s.slot.number} wrote {len(s.readers)} ledgers" for s in streams if len(s.readers) > 1]
     pairings = [_Pairing(stream, found, observation, action) for stream in streams]
@@ -89,6 +89,8 @@ def compare(
     for pairing in pairings:
         pairing.finish(closed=reader.tail.closed, vector_step=vector_step)
     found.heat.reach(vector_step)
+    if not found.equal and (hint := of_earlier_runs(streams, [pairing.losses for pairing in pairings])):
+        found.notes.append(hint)
     return found
 
 

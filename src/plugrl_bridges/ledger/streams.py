@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from plugrl_bridges.errors import LedgerError
 from plugrl_bridges.ledger.format import Side
+from plugrl_bridges.ledger.hints import ONE_FOLDER_PER_RUN
 from plugrl_bridges.ledger.outcome import Slot
 from plugrl_bridges.ledger.reader import LedgerReader
 
@@ -20,35 +21,78 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.ledger.reader import Event
 
-__all__ = ["EnvEvents", "env_events", "env_readers"]
+__all__ = ["EnvEvents", "env_events", "env_readers", "trainer_reader"]
 
 
-def env_readers(paths: Sequence[str | os.PathLike[str]]) -> list[LedgerReader]:
-    """Open ledgers of envs, oldest first; a folder stands for those in it.
+def trainer_reader(path: str | os.PathLike[str]) -> LedgerReader:
+    """Open the ledger of a trainer.
+
+    Raises:
+        LedgerError: if it cannot be read, or is a folder, or of an env.
+    """
+    if Path(path).is_dir():
+        raise LedgerError(f"{path} is a folder, expected the trainer's ledger, a file: it comes first, then the envs'")
+    reader = LedgerReader(path)
+    if _is_env(reader):
+        raise LedgerError(
+            f"{path} was kept at an env, expected one that was kept at the trainer: the trainer's ledger comes first, "
+            "then those of the envs"
+        )
+    return reader
+
+
+def env_readers(paths: Sequence[str | os.PathLike[str]], run: str = "") -> tuple[list[LedgerReader], list[str]]:
+    """Open ledgers of envs, oldest first; a folder stands for those in it, of this run.
+
+    Args:
+        paths: Files, and folders of them; in a folder, files that are not named ``*.ledger`` are none.
+        run: Identity of the run; from a folder, ledgers of another run are not taken. Empty takes all.
+
+    Returns:
+        The ledgers, and notes on files that were left out.
 
     Raises:
         LedgerError: if there is none, or one cannot be read, or is not of an env.
     """
-    readers = []
+    readers: dict[Path, LedgerReader] = {}
+    others: list[Path] = []
+    notes = []
     for path in map(Path, paths):
-        if path.is_dir():
-            readers += [found for each in sorted(path.glob("*.ledger")) if _is_env(found := LedgerReader(each))]
-            continue
-        reader = LedgerReader(path)
-        if not _is_env(reader):
-            raise LedgerError(f"{path} was kept at the trainer, expected one that was kept at an env")
-        readers.append(reader)
+        for each in sorted(path.glob("*.ledger")) if path.is_dir() else [path]:
+            if path.is_dir() and each.is_file() and not each.stat().st_size:
+                notes.append(f"{each} is empty and was left out: its process ended before it wrote anything")
+                continue
+            reader = LedgerReader(each)
+            if not _is_env(reader):
+                if path.is_dir():
+                    continue
+                raise LedgerError(
+                    f"{path} was kept at the trainer, expected one that was kept at an env: the trainer's ledger comes "
+                    "first, then those of the envs"
+                )
+            if path.is_dir() and run and reader.header.run and reader.header.run != run:
+                others.append(each)
+                continue
+            readers.setdefault(each.resolve(), reader)
+    if others:
+        notes.append(f"left out {len(others)} ledgers of other runs than {run!r}, such as {others[0]}")
     if not readers:
-        raise LedgerError(f"no ledger of an env in {', '.join(map(str, paths)) or 'what was given'}")
-    first = readers[0]
-    for reader in readers[1:]:
+        raise LedgerError(
+            f"no ledger of an env in {', '.join(map(str, paths)) or 'what was given'} (of a folder, the files that are "
+            f"named *.ledger count){''.join(f': {note}' for note in notes)}"
+        )
+    first, *rest = readers.values()
+    for reader in rest:
         for ours, theirs in (
             (reader.header.observation, first.header.observation),
             (reader.header.action, first.header.action),
         ):
             if ours.entries != theirs.entries:
-                raise LedgerError(f"{reader.path} and {first.path} are of envs with different spaces")
-    return sorted(readers, key=lambda reader: reader.header.started_ns)
+                raise LedgerError(
+                    f"{reader.path} and {first.path} are of envs with different spaces; if one is of an earlier run: "
+                    f"{ONE_FOLDER_PER_RUN}"
+                )
+    return sorted(readers.values(), key=lambda reader: reader.header.started_ns), notes
 
 
 def _is_env(reader: LedgerReader) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from plugrl_bridges.ledger.env import env_name
 from plugrl_bridges.ledger.format import Dialect, Flag
 from plugrl_bridges.ledger.recorder import Recorder
+from plugrl_bridges.ledger.writer import refuse_existing
 
 if TYPE_CHECKING:
     import os
@@ -47,11 +48,12 @@ class LedgerVectorEnv(_Wrapper):
         full: Record observations and actions of more than 1 KiB whole, not by their digest.
 
     Raises:
-        LedgerError: for a space that cannot be recorded; at the first reset, if the file cannot be made.
+        LedgerError: for a space that cannot be recorded; if the file exists; at the first reset, if it cannot be made.
         ValueError: for an unknown autoreset mode in the env's metadata.
     """
 
     def __init__(self, env: VectorEnv, path: str | os.PathLike[str], *, run: str = "", full: bool = False) -> None:
+        refuse_existing(path)
         super().__init__(env)
         self._mode = _mode_of(env)
         self._ledger = Recorder(
