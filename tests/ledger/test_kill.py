@@ -97,13 +97,13 @@ def test_killed_client_is_replaced(tmp_path: Path, start: Start, kind: str, in_f
 
     def replace() -> None:
         if in_flight:
-            wait_until(lambda: (tmp_path / "arrived").exists(), 60)  # one env made its step, the other is in it
+            wait_until((tmp_path / "arrived").exists, 60)  # one env made its step, the other is in it
         kill(first)
         start(trainer.bridge.url)
 
     trainer.begin()
     count = 0
-    lost = [False] * NUM_ENVS
+    dones = lost = [False] * NUM_ENVS
     with ThreadPoolExecutor(1) as pool:
         while not in_flight and count < BEFORE - 1:
             trainer.step()
@@ -145,16 +145,25 @@ def test_killed_client_is_replaced(tmp_path: Path, start: Start, kind: str, in_f
 @pytest.mark.parametrize("ending", ["raise", "truncate", "close"])
 @pytest.mark.parametrize("kind", ["sb3", "SAME_STEP"])
 def test_run_ends_at_the_kill(tmp_path: Path, start: Start, kind: str, ending: str) -> None:
-    options = {"raise": {"on_client_loss": "raise"}, "truncate": {"timeout": 3.0}, "close": {}}[ending]
-    trainer = Trainer(kind, tmp_path / "trainer.ledger", **options)
+    options: dict[str, dict[str, Any]] = {
+        "raise": {"on_client_loss": "raise"},
+        "truncate": {"timeout": 3.0},
+        "close": {},
+    }
+    trainer = Trainer(kind, tmp_path / "trainer.ledger", **options[ending])
     hangs = ending != "close"
     first = start(trainer.bridge.url, BEFORE if hangs else 0)
+
+    def kill_in_the_step() -> None:
+        wait_until((tmp_path / "arrived").exists, 60)
+        kill(first)
+
     trainer.begin()
     for _ in range(BEFORE - 1):
         trainer.step()
     if hangs:
         with ThreadPoolExecutor(1) as pool:
-            killing = pool.submit(lambda: (wait_until((tmp_path / "arrived").exists, 60), kill(first)))
+            killing = pool.submit(kill_in_the_step)
             with pytest.raises(ClientLost):
                 trainer.step()
             killing.result(60)

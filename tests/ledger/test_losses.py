@@ -1,7 +1,7 @@
 """Clients that are lost at any point: ends that the bridge makes up are no differences, and what is one is still found.
 
-The bridge is a `VecEnv` here whose envs are "killed" within a process, so that every point of a vector step is one of the
-cases; ``test_kill`` does it to real processes.
+The bridge is a `VecEnv` here whose envs are "killed" within a process, so that every point of a vector step is a case;
+``test_kill`` does it to real processes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -20,6 +19,8 @@ from tests.ledger.envs import CountingEnv, FaultyVecEnv, forget_losses
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    import gymnasium as gym
 
     from plugrl_bridges.ledger import Comparison
     from tests.ledger.envs import Returned
@@ -178,10 +179,8 @@ def test_a_client_that_comes_back_goes_on_with_its_episode(tmp_path: Path) -> No
             venv: Any = self.venv
             if self.count not in {4, 8}:
                 return super().step_wait()
-            if self.count == 8:
-                last = venv.envs[0].step(venv.actions[0])[0][None]
-            else:
-                last = venv.buf_obs[None].copy()
+            reached = self.count == 8
+            last = venv.envs[0].step(venv.actions[0])[0][None] if reached else venv.buf_obs[None].copy()
             infos = [{"TimeLimit.truncated": True, "terminal_observation": last[0], "client_lost": True}]
             return last, np.zeros(1, np.float32), np.ones(1, bool), infos
 
