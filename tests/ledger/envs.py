@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnvWrapper
+
+from plugrl_bridges.ledger import LedgerEnv, LedgerReader
+from plugrl_bridges.ledger.format import HEAD, HEAD_BYTES, MAGIC, Flag, Kind, frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +47,47 @@ class CountingEnv(gym.Env[Any, Any]):
         ended = self._t >= self._length
         terminated = ended and self._episode % 3 == 0
         return self._observe(), float(action[0]) + 0.1, terminated, ended and not terminated, {}
+
+
+class HangingEnv(CountingEnv):
+    """Never come back from one step, and leave the file ``arrived`` to say so.
+
+    Args:
+        number: As of `CountingEnv`; episodes are longer by it.
+        hangs_at: Number of the step over all episodes, from 1; 0: none.
+        arrived: The file.
+    """
+
+    def __init__(self, number: int, hangs_at: int, arrived: str) -> None:
+        super().__init__(number, 5 + number)
+        self._left, self._arrived = hangs_at, arrived
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._left -= 1
+        if not self._left:
+            Path(self._arrived).touch()
+            threading.Event().wait()
+        return super().step(action)
+
+
+def make_recorded(folder: str, env_index: int, hangs_at: int = 0, arrived: str = "") -> LedgerEnv:
+    """Make env ``env_index`` of a client process, with its ledger; the last of two hangs if one is to."""
+    return LedgerEnv(HangingEnv(env_index, hangs_at * env_index, arrived), folder, env_index=env_index)
+
+
+def forget_losses(path: Path) -> None:
+    """Write a trainer's ledger anew, as if the bridge did not say which ends it made up."""
+    reader = LedgerReader(path)
+    header = reader.header
+    pieces = [MAGIC, frame(header.to_bytes())]
+    for kind, whole in reader._payloads():
+        payload = bytearray(whole)
+        if kind == Kind.STEP:
+            _, everybody, _, m = HEAD.unpack_from(payload)
+            at = HEAD_BYTES + m * (header.action.width + 8 + 4 * (not everybody))
+            payload[at : at + m] = bytes(flags & ~Flag.LOST for flags in payload[at : at + m])
+        pieces.append(frame(bytes(payload)))
+    path.write_bytes(b"".join(pieces))
 
 
 class MixedEnv(gym.Env[Any, Any]):

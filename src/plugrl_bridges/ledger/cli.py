@@ -25,6 +25,7 @@ __all__ = ["main"]
 _NAME = "stepledger"
 _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 _SHOWN_CELLS = 8
+_SHOWN_FILES = 16
 
 _float32 = click.option(
     "--float32", is_flag=True, help="Compare 64-bit floats as float32, for a client that sends them so."
@@ -87,11 +88,22 @@ def show(*, file: str, number: int | None, skip: int, events: int) -> None:
     from plugrl_bridges.ledger.reader import LedgerReader  # noqa: PLC0415 - --help must not pay for it
 
     try:
+        if Path(file).is_dir():
+            raise LedgerError(_of_folder(Path(file)))
         reader = LedgerReader(file)
         lines = [*_about(reader), *islice(_events(reader, number), skip, skip + events)]
     except LedgerError as exc:
         raise SystemExit(_fail(exc)) from exc
     click.echo("\n".join(lines))
+
+
+def _of_folder(folder: Path) -> str:
+    names = sorted(path.name for path in folder.glob("*.ledger"))
+    if not names:
+        return f"{folder} is a folder, and no ledger (*.ledger) is in it: show takes a ledger"
+    more = len(names) - _SHOWN_FILES
+    shown = ", ".join(names[:_SHOWN_FILES]) + (f" and {more} more" if more > 0 else "")
+    return f"{folder} is a folder: show takes one of the ledgers in it: {shown}"
 
 
 def _compared(trainer: str, envs: tuple[str, ...], *, float32: bool) -> Comparison:

@@ -16,16 +16,16 @@ import numpy as np
 
 from plugrl_bridges.errors import LedgerError
 from plugrl_bridges.ledger.common import Cell, Common, differing
-from plugrl_bridges.ledger.format import Dialect, Flag, Side
+from plugrl_bridges.ledger.format import Dialect, Flag
+from plugrl_bridges.ledger.hints import of_earlier_runs, of_shared_numbers
 from plugrl_bridges.ledger.outcome import Comparison, Difference, HeatMap
-from plugrl_bridges.ledger.reader import LedgerReader
-from plugrl_bridges.ledger.streams import env_events, env_readers
+from plugrl_bridges.ledger.streams import env_events, env_readers, trainer_reader
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Sequence
 
-    from plugrl_bridges.ledger.reader import Event
+    from plugrl_bridges.ledger.reader import Event, LedgerReader
     from plugrl_bridges.ledger.streams import EnvEvents
 
 __all__ = ["compare"]
@@ -55,11 +55,9 @@ def compare(
     Raises:
         LedgerError: if a file cannot be read, or they are not of one run.
     """
-    reader = LedgerReader(trainer)
+    reader = trainer_reader(trainer)
     header = reader.header
-    if header.side is not Side.TRAINER:
-        raise LedgerError(f"{reader.path} was kept at an env, expected one that was kept at the trainer")
-    readers = env_readers(envs)
+    readers, notes = env_readers(envs, header.run)
     for other in readers:
         if header.run and other.header.run and header.run != other.header.run:
             raise LedgerError(
@@ -72,14 +70,16 @@ def compare(
     sb3 = header.dialect is Dialect.SB3
     streams = env_events(readers, _convert_env(observation, action, sb3=sb3))
     if len(streams) != header.num_envs:
+        few = len(streams) < header.num_envs
+        hint = of_shared_numbers(streams) if few else of_earlier_runs(streams, [0] * len(streams))
         raise LedgerError(
             f"{reader.path} is of {header.num_envs} envs, but the envs' ledgers are of {len(streams)} (rank, index): "
             f"{', '.join(str((s.slot.rank, s.slot.env_index)) for s in streams[:16])}: give those of all envs of the "
-            "run, and of no other"
+            f"run, and of no other{f'; {hint}' if hint else ''}"
         )
-    found = Comparison(tuple(stream.slot for stream in streams), HeatMap(len(streams)))
+    found = Comparison(tuple(stream.slot for stream in streams), HeatMap(len(streams)), notes=notes)
     found.notes += [f"{each.path}: {each.tail}" for each in (reader, *readers) if not each.tail.closed]
-    found.notes += [f"env {s.slot.number} wrote {s.files} ledgers" for s in streams if s.files > 1]
+    found.notes += [f"env {s.slot.number} wrote {len(s.readers)} ledgers" for s in streams if len(s.readers) > 1]
     pairings = [_Pairing(stream, found, observation, action) for stream in streams]
     vector_step = 0
     for events in _trainer_records(reader, observation, action):
@@ -89,6 +89,8 @@ def compare(
     for pairing in pairings:
         pairing.finish(closed=reader.tail.closed, vector_step=vector_step)
     found.heat.reach(vector_step)
+    if not found.equal and (hint := of_earlier_runs(streams, [pairing.losses for pairing in pairings])):
+        found.notes.append(hint)
     return found
 
 
@@ -140,6 +142,9 @@ class _Pairing:
         self._trainer: deque[Event] = deque()
         self._episode = -1
         self._step = 0
+        self._parted = False
+        self.losses = 0
+        """Ends that the bridge made up because a client was lost."""
 
     def take(self, event: Event) -> None:
         """Take the trainer's next event."""
@@ -151,6 +156,8 @@ class _Pairing:
         """Pair what is left; if the trainer's ledger is complete, the env may have no step beyond it."""
         while self._trainer:
             self._advance()
+        if self._parted:  # the trainer never heard how its client, or another, went on
+            return
         while closed and (event := self._env.peek()) is not None:
             if not event.is_reset:
                 self._step += 1
@@ -164,16 +171,20 @@ class _Pairing:
         if ours.is_reset and following is not None and following.is_reset:
             self._trainer.popleft()
             return
+        if ours.flags & Flag.LOST:
+            self._lose(ours)
+            return
+        lost_next = following is not None and bool(following.flags & Flag.LOST)
         theirs = self._env.peek()
         while theirs is not None and theirs.is_reset and (later := self._env.peek(1)) is not None and later.is_reset:
+            if lost_next and self._env.begins_file(1):
+                break  # the client was lost in the first step of its episode
             self._env.pop()
             theirs = later
-        if ours.flags & Flag.LOST:
-            self._count_trainer()
-            self._found.lost_steps += 1
-            self._rejoin()
-        elif theirs is None:
+        if theirs is None:
             self._trainer_alone(ours, missing=self._env.closed)
+        elif self._env.follows_a_kill() and self._unwritten(ours, theirs):
+            self._trainer_alone(ours, missing=False)
         elif ours.is_reset and theirs.is_reset:
             self._pair_resets(ours, theirs)
         elif ours.is_reset:
@@ -287,21 +298,69 @@ class _Pairing:
         else:
             self._report("step_count", ours.at, Cell("step", None, "made"))
 
-    def _rejoin(self) -> None:
-        """Find what the trainer was given after the loss of a client: another episode, or the same going on."""
-        ours = self._later(0)
-        if ours is None or not ours.is_reset:
+    # Lost clients -------------------------------------------------------------------------------------------------
+
+    def _unwritten(self, ours: Event, theirs: Event) -> bool:
+        """Say whether the trainer's event is one of the last before a kill, which the env's process kept back."""
+        following = self._later(1)
+        if ours.is_reset and ours.observation == theirs.observation and _same(following, self._env.peek(1)):
+            return False
+        if any(event.flags & Flag.LOST for event in self._trainer):
+            return True
+        ended = ours.is_reset or ours.flags & _ENDS
+        return not ended and _same(following, theirs)  # the trainer reset all envs, and lost the client there
+
+    def _lose(self, ours: Event) -> None:
+        """Deal with a step in which the client was lost, and find what the trainer was given after it."""
+        self._count_trainer()
+        self.losses += 1
+        if _same(ours._replace(flags=ours.flags & ~Flag.LOST), self._env.peek()) and not self._env.begins_file():
+            self._found.env_steps += 1  # the env's own end: the client was lost in the reset behind it
+            self._env.pop()
+        else:
+            self._found.lost_steps += 1
+        ours_next = self._later(0)
+        if ours_next is None or not ours_next.is_reset:
+            self._parted = True
             return
-        for ahead in range(_AHEAD_AFTER_LOSS):
-            theirs = self._env.peek(ahead)
-            if theirs is None:
-                return
-            if theirs.observation == ours.observation:
-                for _ in range(ahead + 1):
-                    self._env.pop()
-                self._count_trainer()
-                self._found.episodes += 1
-                return
+        self._parted = self._later(1) is None
+        ahead = self._rejoined(ours_next)
+        if ahead == -1:
+            self._count_trainer()
+            self._found.episodes += 1
+        elif ahead is not None:
+            for _ in range(ahead):
+                self._env.pop()
+            if (begun := self._env.peek()) is not None:
+                self._pair_resets(ours_next, begun)
+
+    def _rejoined(self, ours: Event) -> int | None:
+        """Say how many events ahead the env is where the trainer's episode after a loss begins; -1 is the last event.
+
+        It is another episode, or the same going on, from where it stood or a step later. Observations may repeat: of
+        several places it is the one from where most of what the trainer saw next is the same; nowhere, if neither the
+        observation nor the next event is.
+        """
+        best, place = 0, None
+        known = len(self._trainer)
+        for ahead in range(-1, _AHEAD_AFTER_LOSS):
+            observation = self._env.last_observation
+            if ahead >= 0:
+                if (theirs := self._env.peek(ahead)) is None:
+                    break
+                observation = theirs.observation
+            elif self._env.begins_file():
+                continue
+            score = int(observation == ours.observation)
+            for number in range(1, known):
+                if not _same(self._trainer[number], self._env.peek(ahead + number)):
+                    break
+                score += 1
+            if score > best:
+                best, place = score, ahead
+            if score == known:
+                break
+        return place
 
     # Reports ------------------------------------------------------------------------------------------------------
 

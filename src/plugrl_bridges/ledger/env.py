@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias
 import gymnasium
 import numpy as np
 
+from plugrl_bridges.errors import LedgerError
 from plugrl_bridges.ledger.columns import Columns
 from plugrl_bridges.ledger.digest import EnvDigest
 from plugrl_bridges.ledger.format import FRAME, GUARD, HEAD, Dialect, Kind, Side
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.ledger.columns import Column
     from plugrl_bridges.ledger.shared import DigestRow
-    from plugrl_bridges.ledger.writer import LedgerWriter
 
 __all__ = ["LedgerEnv", "env_name"]
 
@@ -57,7 +57,8 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             envs of the process.
 
     Raises:
-        LedgerError: for a space that cannot be recorded; at the first reset, if the file cannot be made.
+        LedgerError: for a space that cannot be recorded; at the first reset, if the file cannot be made, or another env
+            of the process writes the same number there.
         ValueError: for a negative rank or number.
     """
 
@@ -90,6 +91,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._subject = Subject(Side.ENV, Dialect.GYMNASIUM, self._observation, self._action, 0, run, env_name(env))
         self._leave: Callable[[], object] = lambda: None
         self._write: Callable[[bytes], None] = lambda _: None
+        self._write_through: Callable[[bytes], None] = lambda _: None
         own = env_index.to_bytes(4, "little")
         self._reset_head = HEAD.pack(Kind.RESET, 0, 0, 1) + own
         self._step_head = HEAD.pack(Kind.STEP, 0, 0, 1) + own
@@ -130,7 +132,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             if not self._joined:
                 self._join()
             payload = self._reset_head + self._observation.pack_one(observation)
-            self._write(FRAME.pack(len(payload), len(payload) ^ GUARD, zlib.crc32(payload)) + payload)
+            self._write_through(FRAME.pack(len(payload), len(payload) ^ GUARD, zlib.crc32(payload)) + payload)
         return returned
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:  # noqa: ANN401 - the env's own
@@ -155,10 +157,14 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._path is None:
             return
         writer = shared(self._path, self._subject, rank=self._rank)
-        writer.begin([(self._rank, self._env_index)])
-        self._write = writer.write
+        try:
+            writer.begin([(self._rank, self._env_index)])
+        except LedgerError:
+            writer.writers -= 1
+            raise
+        self._write, self._write_through = writer.write, writer.write_through
         self._joined = True
-        leave = weakref.finalize(self, _count_out, writer)
+        leave = weakref.finalize(self, writer.leave, self._env_index)
         leave.atexit = False
         self._leave = leave
 
@@ -167,11 +173,3 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().close()
         self._joined = False
         self._leave()
-
-
-def _count_out(writer: LedgerWriter) -> None:
-    writer.writers -= 1
-    if writer.writers <= 0:
-        writer.close()
-    else:
-        writer.flush()

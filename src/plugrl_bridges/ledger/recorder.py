@@ -64,6 +64,7 @@ class Recorder:
         subject = Subject(Side.TRAINER, dialect, self.observation, self.action, num_envs, run, env_id)
         self._writer = LedgerWriter(path, subject)
         self._begun = False
+        self._waiting = False
         self._everybody = HEAD.pack(Kind.STEP, 1, 0, num_envs)
 
     def reset(self, observations: Sequence[Array], rows: Sequence[int] | None = None) -> None:
@@ -73,6 +74,7 @@ class Recorder:
             observations: Per entry ``[n, *shape]``; only the rows named are written.
             rows: Which envs; None: all.
         """
+        self._waiting = False
         if not self._begun:
             self._writer.begin()
             self._begun = True
@@ -85,7 +87,11 @@ class Recorder:
         self._writer.write(frame(b"".join((head, *columns))))
 
     def taken(self, actions: Value) -> list[Array]:
-        """Give the columns of the actions that the trainer sends; copies, since it may change them afterwards."""
+        """Give the columns of the actions that the trainer sends; copies, since it may change them afterwards.
+
+        Until `step` is called, or `reset`, a step is under way whose outcome the trainer does not have.
+        """
+        self._waiting = True
         return [np.array(array) for array in self.action.batch(actions, self.num_envs)]
 
     def step(
@@ -105,6 +111,7 @@ class Recorder:
             observations: Per entry ``[n, *shape]``: what the envs' steps returned.
             rows: Which envs made a step; None: all.
         """
+        self._waiting = False
         rewards = np.asarray(rewards, "<f8")
         if rows is None:
             head = self._everybody
@@ -137,8 +144,8 @@ class Recorder:
         return replaced
 
     def close(self) -> None:
-        """Write the end mark and close the file; idempotent."""
-        self._writer.close()
+        """Close the file, with the end mark unless a step is under way or failed; idempotent."""
+        self._writer.close(whole=not self._waiting)
 
 
 def _numbers(rows: Sequence[int]) -> bytes:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from plugrl_bridges.errors import LedgerError
 from plugrl_bridges.ledger.format import Side
+from plugrl_bridges.ledger.hints import ONE_FOLDER_PER_RUN
 from plugrl_bridges.ledger.outcome import Slot
 from plugrl_bridges.ledger.reader import LedgerReader
 
@@ -20,35 +21,78 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.ledger.reader import Event
 
-__all__ = ["EnvEvents", "env_events", "env_readers"]
+__all__ = ["EnvEvents", "env_events", "env_readers", "trainer_reader"]
 
 
-def env_readers(paths: Sequence[str | os.PathLike[str]]) -> list[LedgerReader]:
-    """Open ledgers of envs, oldest first; a folder stands for those in it.
+def trainer_reader(path: str | os.PathLike[str]) -> LedgerReader:
+    """Open the ledger of a trainer.
+
+    Raises:
+        LedgerError: if it cannot be read, or is a folder, or of an env.
+    """
+    if Path(path).is_dir():
+        raise LedgerError(f"{path} is a folder, expected the trainer's ledger, a file: it comes first, then the envs'")
+    reader = LedgerReader(path)
+    if _is_env(reader):
+        raise LedgerError(
+            f"{path} was kept at an env, expected one that was kept at the trainer: the trainer's ledger comes first, "
+            "then those of the envs"
+        )
+    return reader
+
+
+def env_readers(paths: Sequence[str | os.PathLike[str]], run: str = "") -> tuple[list[LedgerReader], list[str]]:
+    """Open ledgers of envs, oldest first; a folder stands for those in it, of this run.
+
+    Args:
+        paths: Files, and folders of them; in a folder, files that are not named ``*.ledger`` are none.
+        run: Identity of the run; from a folder, ledgers of another run are not taken. Empty takes all.
+
+    Returns:
+        The ledgers, and notes on files that were left out.
 
     Raises:
         LedgerError: if there is none, or one cannot be read, or is not of an env.
     """
-    readers = []
+    readers: dict[Path, LedgerReader] = {}
+    others: list[Path] = []
+    notes = []
     for path in map(Path, paths):
-        if path.is_dir():
-            readers += [found for each in sorted(path.glob("*.ledger")) if _is_env(found := LedgerReader(each))]
-            continue
-        reader = LedgerReader(path)
-        if not _is_env(reader):
-            raise LedgerError(f"{path} was kept at the trainer, expected one that was kept at an env")
-        readers.append(reader)
+        for each in sorted(path.glob("*.ledger")) if path.is_dir() else [path]:
+            if path.is_dir() and each.is_file() and not each.stat().st_size:
+                notes.append(f"{each} is empty and was left out: its process ended before it wrote anything")
+                continue
+            reader = LedgerReader(each)
+            if not _is_env(reader):
+                if path.is_dir():
+                    continue
+                raise LedgerError(
+                    f"{path} was kept at the trainer, expected one that was kept at an env: the trainer's ledger comes "
+                    "first, then those of the envs"
+                )
+            if path.is_dir() and run and reader.header.run and reader.header.run != run:
+                others.append(each)
+                continue
+            readers.setdefault(each.resolve(), reader)
+    if others:
+        notes.append(f"left out {len(others)} ledgers of other runs than {run!r}, such as {others[0]}")
     if not readers:
-        raise LedgerError(f"no ledger of an env in {', '.join(map(str, paths)) or 'what was given'}")
-    first = readers[0]
-    for reader in readers[1:]:
+        raise LedgerError(
+            f"no ledger of an env in {', '.join(map(str, paths)) or 'what was given'} (of a folder, the files that are "
+            f"named *.ledger count){''.join(f': {note}' for note in notes)}"
+        )
+    first, *rest = readers.values()
+    for reader in rest:
         for ours, theirs in (
             (reader.header.observation, first.header.observation),
             (reader.header.action, first.header.action),
         ):
             if ours.entries != theirs.entries:
-                raise LedgerError(f"{reader.path} and {first.path} are of envs with different spaces")
-    return sorted(readers, key=lambda reader: reader.header.started_ns)
+                raise LedgerError(
+                    f"{reader.path} and {first.path} are of envs with different spaces; if one is of an earlier run: "
+                    f"{ONE_FOLDER_PER_RUN}"
+                )
+    return sorted(readers.values(), key=lambda reader: reader.header.started_ns), notes
 
 
 def _is_env(reader: LedgerReader) -> bool:
@@ -94,10 +138,15 @@ class EnvEvents:
         self.slot = slot
         self.closed = sources[-1].reader.tail.closed
         """Whether its last file has an end mark, so that nothing is missing."""
-        self.files = len(sources)
+        self.readers = tuple(source.reader for source in sources)
         self._key = (slot.rank, slot.env_index)
         self._sources = deque(sources)
         self._events: deque[Event] = deque()
+        self.last_observation = b""
+        """Of the event before the next one."""
+        self._popped = 0
+        self._begins: dict[int, bool] = {}
+        """Number of the first event of each file but the first, and whether the file before it has no end mark."""
 
     def peek(self, ahead: int = 0) -> Event | None:
         """Give the event that is so many ahead; None if there is none."""
@@ -110,12 +159,24 @@ class EnvEvents:
                 self._events.append(waiting.popleft())
             elif not source.advance():
                 self._sources.popleft()
+                at = self._popped + len(self._events)
+                self._begins[at] = self._begins.get(at, False) or not source.reader.tail.closed
         return self._events[ahead]
+
+    def begins_file(self, ahead: int = 0) -> bool:
+        """Tell whether the event that is so many ahead is the first of another file than the first."""
+        return self.peek(ahead) is not None and self._popped + ahead in self._begins
+
+    def follows_a_kill(self) -> bool:
+        """Tell whether the next event is the first of a file, and the last records of the one before may be lost."""
+        return self.peek() is not None and self._begins.get(self._popped, False)
 
     def pop(self) -> None:
         """Go on to the next event."""
         if self.peek() is not None:
-            self._events.popleft()
+            self.last_observation = self._events.popleft().observation
+            self._begins.pop(self._popped, None)
+            self._popped += 1
 
 
 def env_events(readers: Sequence[LedgerReader], convert: Callable[[Event], Event] | None) -> list[EnvEvents]:

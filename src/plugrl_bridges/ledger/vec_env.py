@@ -9,6 +9,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvObs, Vec
 
 from plugrl_bridges.ledger.format import Dialect, Flag
 from plugrl_bridges.ledger.recorder import Recorder
+from plugrl_bridges.ledger.writer import refuse_existing
 
 if TYPE_CHECKING:
     import os
@@ -32,10 +33,11 @@ class LedgerVecEnv(VecEnvWrapper):
         full: Record observations and actions of more than 1 KiB whole, not by their digest.
 
     Raises:
-        LedgerError: for a space that cannot be recorded; at the first reset, if the file cannot be made.
+        LedgerError: for a space that cannot be recorded; if the file exists; at the first reset, if it cannot be made.
     """
 
     def __init__(self, venv: VecEnv, path: str | os.PathLike[str], *, run: str = "", full: bool = False) -> None:
+        refuse_existing(path)
         super().__init__(venv)
         self._ledger = Recorder(
             path,

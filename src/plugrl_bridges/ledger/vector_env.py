@@ -11,6 +11,7 @@ import numpy as np
 from plugrl_bridges.ledger.env import env_name
 from plugrl_bridges.ledger.format import Dialect, Flag
 from plugrl_bridges.ledger.recorder import Recorder
+from plugrl_bridges.ledger.writer import refuse_existing
 
 if TYPE_CHECKING:
     import os
@@ -47,11 +48,12 @@ class LedgerVectorEnv(_Wrapper):
         full: Record observations and actions of more than 1 KiB whole, not by their digest.
 
     Raises:
-        LedgerError: for a space that cannot be recorded; at the first reset, if the file cannot be made.
+        LedgerError: for a space that cannot be recorded; if the file exists; at the first reset, if it cannot be made.
         ValueError: for an unknown autoreset mode in the env's metadata.
     """
 
     def __init__(self, env: VectorEnv, path: str | os.PathLike[str], *, run: str = "", full: bool = False) -> None:
+        refuse_existing(path)
         super().__init__(env)
         self._mode = _mode_of(env)
         self._ledger = Recorder(
@@ -87,10 +89,10 @@ class LedgerVectorEnv(_Wrapper):
         columns = ledger.observation.batch(observation, ledger.num_envs)
         flags = np.asarray(terminated, np.uint8) + np.asarray(truncated, np.uint8) * np.uint8(Flag.TRUNCATED)
         ended = flags != 0
+        self._mark_lost(infos, ended, flags)
         if self._mode == _SAME_STEP and ended.any():
             rows = np.flatnonzero(ended).tolist()
             finals = {row: self._final(infos, row) for row in rows}
-            self._mark_lost(infos, rows, flags)
             ledger.step(taken, rewards, flags, ledger.with_finals(columns, flags, finals))
             ledger.reset(columns, rows)
         elif self._mode == _NEXT_STEP and self._ended.any():
@@ -112,12 +114,10 @@ class LedgerVectorEnv(_Wrapper):
         return None if final[row] is None else self._ledger.observation.values(final[row])
 
     @staticmethod
-    def _mark_lost(infos: Mapping[str, Value], rows: Sequence[int], flags: Array) -> None:
+    def _mark_lost(infos: Mapping[str, Value], ended: Array, flags: Array) -> None:
         lost = infos.get("client_lost")
         if lost is not None:
-            for row in rows:
-                if lost[row]:
-                    flags[row] |= Flag.LOST
+            flags[ended & np.asarray(lost, np.bool_)] |= np.uint8(Flag.LOST)
 
     def close(self, **kwargs: Any) -> None:
         """Close the envs and the ledger."""

@@ -1,13 +1,14 @@
 """Own ledger files that are being written: made at the first record, appended to, closed with an end mark.
 
-One file per env process: the envs of a process share the writer of a path (`shared`). Records are kept back until each
-env of the process has written one, then go to the operating system in one call; what a killed process leaves is
-readable up to there. Knows nothing of envs and trainers.
+One file per env process: the envs of a process share the writer of a path (`shared`). Steps are kept back until each
+env of the process has made one, then go to the operating system in one call; what a killed process leaves is readable
+up to there. Resets are not kept back. Knows nothing of envs and trainers.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import platform
 import socket
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from plugrl_bridges.ledger.columns import Columns
     from plugrl_bridges.ledger.format import Dialect, Side
 
-__all__ = ["LedgerWriter", "Subject", "shared"]
+__all__ = ["LedgerWriter", "Subject", "refuse_existing", "shared"]
 
 _shared: dict[tuple[int, str], LedgerWriter] = {}
 _alive: weakref.WeakSet[LedgerWriter] = weakref.WeakSet()
@@ -107,7 +108,10 @@ class LedgerWriter:
         self._process = os.getpid()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
+        self._steps = 0
         self._lock = threading.Lock()
+        self._numbers: set[int] = set()
+        self._ranks: dict[int, int] = {}
         self.closed = False
         self.writers = 0
         """Envs that write here; set by `shared` and by the env that leaves."""
@@ -119,8 +123,10 @@ class LedgerWriter:
             joining: Rank and number of each.
 
         Raises:
-            LedgerError: if the file exists, cannot be made, or was closed.
+            LedgerError: if the file exists, cannot be made, or was closed; if a number is taken.
         """
+        for rank, number in joining:
+            self._take(rank, number)
         with self._lock:
             if self.closed:
                 raise LedgerError(f"the ledger {self.path} was closed: give the next envs another file")
@@ -133,6 +139,31 @@ class LedgerWriter:
                 self._pending.append(frame(payload))
         self.flush()
 
+    def _take(self, rank: int, number: int) -> None:
+        if self._ranks.get(number, rank) != rank:
+            raise LedgerError(
+                f"envs of rank {self._ranks[number]} and of rank {rank} write env_index {number} to {self.path}: give "
+                "each rank a file of its own, or all of them a folder"
+            )
+        if number in self._numbers:
+            gc.collect()  # an env that was dropped without a close may have it still
+        if number in self._numbers:
+            raise LedgerError(
+                f"two envs of this process write env_index {number} of rank {rank} to {self.path}: give each LedgerEnv "
+                "its own env_index, or close the env that is no longer used"
+            )
+        self._ranks[number] = rank
+        self._numbers.add(number)
+
+    def leave(self, number: int) -> None:
+        """Count an env out; the last one closes the file."""
+        self._numbers.discard(number)
+        self.writers -= 1
+        if self.writers <= 0:
+            self.close()
+        else:
+            self.flush()
+
     def _open(self) -> BinaryIO:
         try:
             if self._is_folder:
@@ -142,23 +173,33 @@ class LedgerWriter:
                 self._is_folder = False
             return self.path.open("xb", buffering=0)
         except FileExistsError as exc:
-            raise LedgerError(
-                f"the ledger {self.path} exists: a ledger is never overwritten, and each process needs a file of its "
-                "own (give a folder, and each makes one there)"
-            ) from exc
+            raise _exists(self.path) from exc
         except OSError as exc:
             raise LedgerError(f"the ledger {self.path} cannot be made: {exc}") from exc
 
     def write(self, record: bytes) -> None:
-        """Append a frame; it is kept back until every env that writes here has written one.
+        """Append the frame of a step; it is kept back until every env that writes here has made one.
 
         Raises:
             LedgerError: if the file cannot be written.
         """
         self._pending.append(record)
         self._pending_bytes += len(record)
-        if len(self._pending) >= self.writers or self._pending_bytes > _KEPT_BACK_BYTES:
+        self._steps += 1
+        if self._steps >= self.writers:
+            self._steps = 0
             self.flush()
+        elif self._pending_bytes > _KEPT_BACK_BYTES:
+            self.flush()
+
+    def write_through(self, record: bytes) -> None:
+        """Append the frame of a reset, and hand everything to the operating system.
+
+        Raises:
+            LedgerError: if the file cannot be written.
+        """
+        self._pending.append(record)
+        self.flush()
 
     def flush(self) -> None:
         """Hand all records to the operating system.
@@ -181,17 +222,39 @@ class LedgerWriter:
             except OSError as exc:
                 raise LedgerError(f"the ledger {self.path} cannot be written: {exc}") from exc
 
-    def close(self) -> None:
-        """Write the end mark and close the file; idempotent."""
+    def close(self, *, whole: bool = True) -> None:
+        """Close the file; idempotent.
+
+        Args:
+            whole: Write the end mark: nothing is missing.
+        """
         if self.closed:
             return
         self.closed = True
         if self._file is None or os.getpid() != self._process:
             return
-        self._pending.append(frame(HEAD.pack(Kind.END, 0, 0, 0)))
+        if whole:
+            self._pending.append(frame(HEAD.pack(Kind.END, 0, 0, 0)))
         self.flush()
         self._file.close()
         self._file = None
+
+
+def refuse_existing(path: str | os.PathLike[str]) -> None:
+    """Refuse a file that is there already, before anything is done for the ledger.
+
+    Raises:
+        LedgerError: if it is there, and no folder.
+    """
+    if Path(path).exists() and not Path(path).is_dir():
+        raise _exists(Path(path))
+
+
+def _exists(path: Path) -> LedgerError:
+    return LedgerError(
+        f"the ledger {path} exists: a ledger is never overwritten, and each process needs a file of its own (give a "
+        "folder, and each makes one there)"
+    )
 
 
 def shared(path: str | os.PathLike[str], subject: Subject, *, rank: int) -> LedgerWriter:
