@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from plugrl_bridges.errors import LedgerError
 from plugrl_bridges.ledger import LedgerEnv, LedgerReader, LedgerVecEnv, compare
 from plugrl_bridges.ledger.format import FRAME_BYTES, MAGIC, Kind
+from plugrl_bridges.ledger.writer import shared
 from tests.ledger.envs import CountingEnv
 
 if TYPE_CHECKING:
@@ -273,6 +274,35 @@ def test_a_forked_process_does_not_write_to_its_parents_file(tmp_path: Path) -> 
     reader = LedgerReader(tmp_path / "a.ledger")
     assert reader.tail.closed
     assert sum(record.kind is Kind.STEP for record in reader.records()) == 2
+
+
+def test_an_env_that_becomes_garbage_while_the_file_is_written(tmp_path: Path) -> None:
+    """The collector may run, and count an env out, at any allocation: in the midst of a flush as well."""
+    path = tmp_path / "envs.ledger"
+    envs = [LedgerEnv(CountingEnv(number), path, env_index=number) for number in range(2)]
+    for number in range(2):
+        envs[number].reset()
+    writer = shared(path, envs[0]._subject, rank=0)
+    writer.writers -= 1
+    file: Any = writer._file
+
+    class Collecting:
+        def write(self, data: bytes) -> int:
+            while len(envs) > 1:
+                envs.pop()
+            return int(file.write(data))
+
+        def close(self) -> None:
+            file.close()
+
+    writer._file = Collecting()  # type: ignore[assignment]
+    for _ in range(2):
+        envs[0].step(np.zeros(2, np.float32))
+    assert writer.writers == 1
+    envs[0].close()
+    reader = LedgerReader(path)
+    assert sum(len(record.envs) for record in reader.records()) == 2 + 2 + 2, "two joins, two resets, two steps"
+    assert reader.tail.closed
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:

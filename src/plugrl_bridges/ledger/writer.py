@@ -112,6 +112,7 @@ class LedgerWriter:
         self._lock = threading.Lock()
         self._numbers: set[int] = set()
         self._ranks: dict[int, int] = {}
+        self._left = False
         self.closed = False
         self.writers = 0
         """Envs that write here; set by `shared` and by the env that leaves."""
@@ -159,10 +160,19 @@ class LedgerWriter:
         """Count an env out; the last one closes the file."""
         self._numbers.discard(number)
         self.writers -= 1
-        if self.writers <= 0:
-            self.close()
-        else:
-            self.flush()
+        # An env that is garbage may be counted out in the midst of a flush of this very thread: then afterwards.
+        self._left = True
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._left:
+            self._left = False
+            if self.writers <= 0:
+                self.close()
+            else:
+                self.flush()
 
     def _open(self) -> BinaryIO:
         try:
@@ -208,19 +218,23 @@ class LedgerWriter:
             LedgerError: if the file cannot be written, or belongs to the process that forked this one.
         """
         with self._lock:
-            pending, self._pending, self._pending_bytes = self._pending, [], 0
-            if self._file is None or not pending:
-                return
-            if os.getpid() != self._process:
-                self._file = None
-                raise LedgerError(f"the ledger {self.path} belongs to the process that forked this one: make envs here")
-            try:
-                data = b"".join(pending)
-                written = self._file.write(data)
-                while written < len(data):
-                    written += self._file.write(data[written:])
-            except OSError as exc:
-                raise LedgerError(f"the ledger {self.path} cannot be written: {exc}") from exc
+            self._write_out()
+        self._settle()
+
+    def _write_out(self) -> None:
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        if self._file is None or not pending:
+            return
+        if os.getpid() != self._process:
+            self._file = None
+            raise LedgerError(f"the ledger {self.path} belongs to the process that forked this one: make envs here")
+        try:
+            data = b"".join(pending)
+            written = self._file.write(data)
+            while written < len(data):
+                written += self._file.write(data[written:])
+        except OSError as exc:
+            raise LedgerError(f"the ledger {self.path} cannot be written: {exc}") from exc
 
     def close(self, *, whole: bool = True) -> None:
         """Close the file; idempotent.
@@ -236,8 +250,9 @@ class LedgerWriter:
         if whole:
             self._pending.append(frame(HEAD.pack(Kind.END, 0, 0, 0)))
         self.flush()
-        self._file.close()
-        self._file = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def refuse_existing(path: str | os.PathLike[str]) -> None:
