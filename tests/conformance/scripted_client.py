@@ -2,7 +2,8 @@
 
     python -m tests.conformance.scripted_client URL ENVS [FAULT]
 
-It stands on the websockets library, msgpack and numpy; nothing of this library is in it.
+It stands on the websockets library, msgpack and numpy; nothing of this library is in it. Its digests are
+those of the golden vectors' own generator.
 """
 
 from __future__ import annotations
@@ -19,9 +20,22 @@ import numpy as np
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from tests.vectors.digest_cases import MASK, Case, Happening, Part, chained, words_of_event
+
 __all__ = ["main"]
 
 WIDTH = 7
+DIGESTED = Case(
+    "probe",
+    "the probe environment",
+    (Part(np.dtype("<f4"), (WIDTH,)),),
+    (Part(np.dtype("<f8"), (1,)), Part(np.dtype("<f8"), (WIDTH,))),
+)
+
+
+def _box(dtype: str, *shape: int) -> dict[str, Any]:
+    bound = np.array([np.inf], dtype)
+    return {"type": "Box", "shape": list(shape), "dtype": dtype, "low": -bound, "high": bound}
 
 
 def _to_map(value: Any) -> Any:
@@ -60,6 +74,9 @@ class Client:
         self.connections = 0
         self.features: list[str] = []
         self.exchanges = 0
+        self.chains = [0] * count
+        for row in range(count):
+            self.digest(row)
 
     # What it says ----------------------------------------------------------------------------------------------------
 
@@ -102,11 +119,66 @@ class Client:
             return rows
         return [row for row in rows if row in self.fed and row not in self.ended]
 
-    def infer(self, rows: list[int]) -> dict[str, Any]:
+    def digest(self, row: int, action: Any = None, *, over: bool = False) -> None:
+        """Chain the digest of a reset or, with an action, of a step [step-digest]."""
+        env, chain = self.envs[row], self.chains[row]
+        if action is not None and self.fault == "digest of another action":
+            action = action + 0.5 * (np.arange(WIDTH) == 2)
+        words = words_of_event(
+            DIGESTED,
+            Happening(
+                None if action is None else (action,),
+                0.0 if action is None or self.fault == "digest without reward" else 1.0,
+                terminated=over and self.fault != "digest without flags",
+                truncated=False,
+                observation=(np.array([env.t]), env.a),
+            ),
+        )
+        self.chains[row] = chained(chain, words)
+        if action is None and self.fault == "digest not begun anew":
+            self.chains[row] = (self.chains[row] + chain * 0xD1342543DE82EF95) & MASK
+        if action is not None and self.fault == "digest wrong from one step on" and self.exchanges == 1 and row == 0:
+            self.chains[row] ^= 1 << 40
+        if action is not None and self.fault == "digest wrong after a resync" and self.connections == 2:
+            self.chains[row] ^= (row == 0 and env.t == 2) << 40
+
+    def digests(self, rows: list[int], message: str) -> dict[str, Any]:
+        """Give what a message says of the digests."""
+        asked = "step-digest" in self.features and self.fault not in {"digests unused", "spec without features"}
+        if (not asked and self.fault != "digest unasked") or self.fault == f"no digest in {message}":
+            return {}
+        digest = np.array([self.chains[row] for row in rows], "<u8")
+        if self.fault == f"digest wrong in one {message}" and self.exchanges == 1:
+            digest[0] += 1
+        return {"digest": digest.astype("<i8") if self.fault == "digests with a sign" else digest}
+
+    def spec(self) -> dict[str, Any]:
+        """Give what is said of the envs in the first infer of a connection [env-spec]."""
+        if "step-digest" not in self.features:
+            return {}
+        spec: dict[str, Any] = {
+            "observation_space": {"type": "Dict", "spaces": {"t": _box("<f8", 1), "a": _box("<f8", WIDTH)}},
+            "action_space": _box("<f4", WIDTH),
+            "features": ["step-digest"],
+        }
+        if self.fault in {"digest not announced", "digests unused"}:
+            spec["features"] = []
+        elif self.fault == "spec without features":
+            del spec["features"]
+        elif self.fault == "digests without spaces":
+            del spec["action_space"]
+        elif self.fault == "spec with no such space":
+            spec["action_space"]["type"] = "Ball"
+        elif self.fault == "spec of other observations":
+            spec["observation_space"]["spaces"]["a"] = _box("<f8", WIDTH + 1)
+        return {"env_spec": spec}
+
+    def infer(self, rows: list[int], *, first: bool = False) -> dict[str, Any]:
         marked = self.marked(rows)
         for row in self.ended.intersection(rows):
             if self.fault != "no reset":
                 self.envs[row].reset()
+                self.digest(row)
             if self.fault == "stale infer":
                 self.fed.discard(row)
         self.ended.difference_update(rows)
@@ -118,6 +190,8 @@ class Client:
             "data": self.observation([row for row in rows if row not in marked]),
             "env_indices": np.array(rows),
             "step_ids": np.array(rows),
+            **(self.spec() if first else {}),
+            **self.digests(rows, "infer"),
         }
         if marked:
             message["reuse"] = np.array([row in marked for row in rows])
@@ -139,7 +213,7 @@ class Client:
             episode["r"] = episode["r"] - 1
         data: dict[str, Any] = {
             "obs": self.observation(rows),
-            "rewards": np.array(rewards, np.float64 if self.fault == "float64 rewards" else np.float32),
+            "rewards": np.array(rewards, {"float64 rewards": "<f8", "float16 rewards": "<f2"}.get(self.fault, "<f4")),
             "terminated": over,
             "truncated": np.zeros(len(rows), bool),
             "info": {"episode": {**episode, "s": over, "mask": over}},
@@ -168,6 +242,7 @@ class Client:
             "env_indices": np.array(named),
             "step_ids": np.array(named),
             "data": data,
+            **self.digests(rows, "feedback"),
         }
 
     # What it does ----------------------------------------------------------------------------------------------------
@@ -204,6 +279,8 @@ class Client:
             reward = 1.0 if self.fault == "last-step reward" else reward + 1.0
             self.totals[row] += 1.0
             over = env.t == env.length
+            if "step-digest" in self.features:
+                self.digest(row, env.a, over=over)
             if over and self.fault == "ends a chunk late, resetting" and self.used[row] < horizon:
                 env.reset()
             elif over and not (self.fault == "ends a chunk late" and self.used[row] < horizon):
@@ -238,7 +315,7 @@ class Client:
             websocket.send(self.held)  # no action has come since: it may not have arrived
         self.held = None
         if self.fault != "sends before metadata":
-            self.send(websocket, self.infer(rows))
+            self.send(websocket, self.infer(rows, first=True))
         while True:
             data = self.next(websocket)
             if isinstance(data, str):

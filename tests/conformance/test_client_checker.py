@@ -13,11 +13,14 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import numpy as np
 import psutil
 import pytest
+from gymnasium import spaces
 from websockets.sync.client import connect
 
 from plugrl_bridges.client import EnvClient, gym_factory
@@ -25,6 +28,7 @@ from plugrl_bridges.conformance import Report, client_checker, client_talk
 from plugrl_bridges.conformance.client_checker import check_client
 from plugrl_bridges.conformance.client_options import SCENARIOS, ClientCheckOptions
 from plugrl_bridges.conformance.client_server import Link, Listener, Stalled
+from tests.ledger.envs import MixedEnv
 from tests.support import PATIENCE_S, ROOT, wait_until
 
 if TYPE_CHECKING:
@@ -40,6 +44,18 @@ def scripted(*words: str) -> str:
     return f"cd {shlex.quote(str(ROOT))} && exec {shlex.join(command)}"
 
 
+class TextEnv(MixedEnv):
+    """Text, an image, integers and floats to observe; and an action that can travel."""
+
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
+        super().__init__()
+        self.action_space = action_space
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        return super().step({"go": float(np.sum(action))})
+
+
 @pytest.fixture
 def little_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_talk, "_LATE_S", 0.05)
@@ -49,25 +65,29 @@ def little_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("little_delay")
-@pytest.mark.parametrize("features", ["", "reuse-feedback-obs"], ids=["plain", "reuse"])
+@pytest.mark.parametrize(
+    "features", ["", "reuse-feedback-obs", "reuse-feedback-obs,env-spec,step-digest"], ids=["plain", "reuse", "digests"]
+)
 @pytest.mark.parametrize("horizon", [1, 4])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("envs", [1, 3])
 def test_our_client_passes_without_notes(envs: int, dtype: str, horizon: int, features: str) -> None:
+    digests = "step-digest" in features
     options = ClientCheckOptions(
-        client=shlex.join([*OURS, "--env-id", PROBE, "--num-envs", str(envs)]),
+        client=shlex.join([*OURS, "--env-id", PROBE, "--num-envs", str(envs), *["--verify"] * digests]),
         scenarios=SCENARIOS,
         probe=True,
         steps=10,
         horizon=horizon,
         action_dtype=dtype,
-        features=frozenset(filter(None, [features])),
+        features=frozenset(filter(None, features.split(","))),
         port=0,
     )
     report = check_client(options)
     assert (report.violations, report.notes) == ([], []), report.to_text()
     clauses = {record.clause for record in report.records}
     assert clauses >= {"1", "4", "4.2", "5.2", "5.3", "5.4", "7.1", "7.2", "7.4", "7.6", "8.1"}
+    assert ("step-digest" in clauses) == digests
     # With one env, four steps are an episode: nothing is ever observed that need not be sent.
     assert ("10.1" in clauses) == (bool(features) and (envs, horizon) != (1, 4))
 
@@ -80,8 +100,13 @@ def test_our_client_passes_without_notes(envs: int, dtype: str, horizon: int, fe
         (["--env-id", PROBE, "--env-kwargs", '{"action_dim": 2}'], {"probe": True, "action_dim": 2}),
         (["--env-id", PROBE, "--no-reuse", "--no-info"], {"probe": True, "action_dtype": "float64"}),
         (["--env-id", "Pendulum-v1", "--num-envs", "2"], {"action_dim": 1, "features": {"env-spec"}}),
+        (
+            ["--env-id", "CartPole-v1", "--num-envs", "2", "--verify"],
+            {"action_dim": 1, "horizon": 1, "features": {"env-spec", "step-digest"}},
+        ),
+        (["--env-id", PROBE, "--verify"], {"probe": True, "features": {"env-spec"}}),
     ],
-    ids=["all features", "narrow", "nothing optional", "any environment"],
+    ids=["all features", "narrow", "nothing optional", "any environment", "discrete actions", "digests unasked"],
 )
 def test_our_client_passes_otherwise_too(command: list[str], options: dict[str, Any]) -> None:
     features = frozenset(options.pop("features", ()))
@@ -195,7 +220,7 @@ def meanwhile(work: Callable[[str], object], **options: Any) -> Report:
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        report = check_client(ClientCheckOptions(port=port, timeout_s=PATIENCE_S, steps=4, **options))
+        report = check_client(ClientCheckOptions(port=port, timeout_s=PATIENCE_S, **{"steps": 4, **options}))
     finally:
         thread.join(PATIENCE_S)
     assert not faults, faults
@@ -206,6 +231,28 @@ def test_a_client_may_be_started_elsewhere() -> None:
     report = meanwhile(lambda url: EnvClient(gym_factory(PROBE), url=url, connect_timeout=PATIENCE_S).run(), probe=True)
     assert (report.violations, report.notes) == ([], []), report.to_text()
     assert "7.1" in {record.clause for record in report.records}
+
+
+@pytest.mark.parametrize(
+    ("space", "action_dim"),
+    [
+        (spaces.Box(-1, 1, (2, 2), np.float64), 4),
+        (spaces.Discrete(5, start=-1), 1),
+        (spaces.MultiDiscrete([3, 4]), 2),
+        (spaces.MultiBinary(3), 3),
+    ],
+    ids=["wide Box", "Discrete", "MultiDiscrete", "MultiBinary"],
+)
+def test_digests_of_entries_of_every_kind_are_checked(space: spaces.Space[Any], action_dim: int) -> None:
+    def serve(url: str) -> None:
+        EnvClient(partial(TextEnv, space), url=url, num_envs=2, connect_timeout=PATIENCE_S, verify=True).run()
+
+    features = frozenset({"env-spec", "step-digest", "reuse-feedback-obs"})
+    report = meanwhile(serve, horizon=1, action_dim=action_dim, features=features, steps=6)
+    assert (report.violations, report.notes) == ([], []), report.to_text()
+    [record] = [record for record in report.records if record.clause == "step-digest"]
+    assert record.checks["a digest is that of the step, in the feedback"] == 2 * 6
+    assert record.checks["a digest is that of the reset observation, in the infer"] == 2 * 2
 
 
 def test_one_connection_at_a_time_is_judged() -> None:
@@ -261,6 +308,7 @@ def test_a_taken_port_is_said() -> None:
     ("words", "text"),
     [
         (["--features", "seeded-reset"], "those that can be checked are reuse-feedback-obs, env-spec"),
+        (["--features", "step-digest,reuse-feedback-obs"], "step-digest needs env-spec, since a client announces it"),
         (["--timeout", "0"], "timeout"),
         (["--action-dtype", "int8"], "int8"),
         (["--steps", "0"], "steps"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +26,8 @@ def little_delay(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 REUSE = frozenset({"reuse-feedback-obs"})
+DIGESTS = frozenset({"env-spec", "step-digest"})
+DIGESTED: dict[str, Any] = {"features": DIGESTS, "horizon": 1}
 
 
 def graded(fault: str = "", *, envs: int = 3, **options: Any) -> Report:
@@ -93,6 +96,23 @@ FAULTS = [
     Fault("reuse unasked", "10.1", "does not list"),
     Fault("reuse after an end", "10.1", "whose episode has ended", options={"features": REUSE}),
     Fault("reuse on a fresh connection", "10.1", "without feedback", "resync", {"features": REUSE}),
+    Fault("digest unasked", "10", "infer: digest, but the metadata does not list step-digest"),
+    Fault("digest wrong in one feedback", "step-digest", "the digest of env 0 at step 2 is 0x", options=DIGESTED),
+    Fault("digest wrong in one infer", "step-digest", "infer: the digest of env 0 at step 1 is 0x", options=DIGESTED),
+    Fault("digest wrong from one step on", "step-digest", "the digest of env 0 at step 2 is 0x", options=DIGESTED),
+    Fault("digest wrong after a resync", "step-digest", "digest of env 0 at step 2 is 0x", "resync", DIGESTED),
+    Fault("digest of another action", "step-digest", "action[2] is 2.0 on the wire and 2.5 in the", options=DIGESTED),
+    Fault("digest without reward", "step-digest", "reward is 1.0 on the wire and 0.0 in the", options=DIGESTED),
+    Fault("digest without flags", "step-digest", "terminated is True on the wire and False in the", options=DIGESTED),
+    Fault("digest not begun anew", "step-digest", "the chain was not begun anew", options=DIGESTED),
+    Fault("digest not begun anew", "step-digest", "not begun anew", options={"features": DIGESTS, "horizon": 4}),
+    Fault("no digest in infer", "step-digest", "infer: no digest, but the env_spec", options=DIGESTED),
+    Fault("no digest in feedback", "step-digest", "feedback: no digest, but the env_spec", options=DIGESTED),
+    Fault("no digest in feedback", "step-digest", "feedback: no digest, but the", "resync", {"features": DIGESTS}),
+    Fault("digest not announced", "step-digest", "is not among the features", options=DIGESTED),
+    Fault("digests with a sign", "step-digest", "<u8 array of length 3, got an array <i8[3]", options=DIGESTED),
+    Fault("float16 rewards", "step-digest", "must be <f8 or <f4 where digests are sent, got <f2", options=DIGESTED),
+    Fault("spec with no such space", "env-spec", "unknown type 'Ball'", options=DIGESTED),
 ]  # fmt: skip
 # These break two clauses' worth of one rule: an observation stands in both messages.
 BOTH = [
@@ -113,6 +133,44 @@ def test_a_broken_clause_is_named_and_no_other(fault: Fault) -> None:
     assert report.violations == [fault.clause], report.to_text()
     assert fault.detail in details(report, fault.clause)
     assert report.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "options", "violations"),
+    [
+        ("digest wrong in one feedback", DIGESTED, 1),
+        ("digest wrong in one infer", DIGESTED, 1),
+        ("digest wrong in one infer", {"features": DIGESTS | REUSE, "horizon": 1}, 1),
+        ("digest wrong from one step on", DIGESTED, 1),
+        ("digest without flags", DIGESTED, 3),  # env 0 ends twice in six steps, env 1 once
+        ("digest not begun anew", DIGESTED, 3),
+        ("no digest in feedback", DIGESTED, 6),
+        ("no digest in infer", DIGESTED, 7),
+    ],
+)
+def test_one_wrong_digest_is_one_violation(fault: str, options: dict[str, Any], violations: int) -> None:
+    report = graded(fault, **options)
+    assert report.violations == ["step-digest"], report.to_text()
+    [record] = [record for record in report.records if record.clause == "step-digest"]
+    assert record.violations == violations, report.to_text()
+
+
+def test_both_digests_are_told() -> None:
+    told = details(graded("digest wrong in one feedback", **DIGESTED), "step-digest")
+    theirs, ours = (int(word, 16) for word in re.findall(r"0x[0-9a-f]{16}\b", told))
+    assert theirs - ours == 1
+
+
+@pytest.mark.parametrize("fault", ["digest without flags", "digest of another action", "digest without reward"])
+def test_with_long_chunks_the_digest_of_a_step_is_not_judged(fault: str) -> None:
+    report = graded(fault, features=DIGESTS, horizon=4)
+    assert (report.violations, report.notes) == ([], []), report.to_text()
+
+
+def test_observations_are_held_to_the_announced_space_where_they_are_digested() -> None:
+    report = graded("spec of other observations", **DIGESTED)
+    assert report.violations == ["5.2"], report.to_text()
+    assert "'a' has shape [7], expected [8], by the observation_space of the env_spec" in details(report, "5.2")
 
 
 @pytest.mark.parametrize("fault", BOTH, ids=lambda fault: fault.fault)
@@ -141,6 +199,9 @@ def test_without_the_probe_environment_actions_are_not_judged(fault: str) -> Non
         ("exits with 0 after text", "7.4", "exits with 0", {"scenarios": ("text",)}),
         ("feature unused", "10.1", "not used", {"features": REUSE}),
         ("", "env-spec", "not used", {"features": frozenset({"env-spec"})}),
+        ("digests unused", "step-digest", "step-digest was offered and not used", DIGESTED),
+        ("spec without features", "step-digest", "step-digest was offered and not used", DIGESTED),
+        ("digests without spaces", "step-digest", "env_spec has no action_space", DIGESTED),
     ],
     ids=str,
 )
@@ -152,11 +213,12 @@ def test_a_risk_is_a_note(risk: str, clause: str, detail: str, options: dict[str
     assert report.exit_code == 0
 
 
+@pytest.mark.parametrize("features", [REUSE, REUSE | DIGESTS], ids=["reuse", "digests"])
 @pytest.mark.parametrize("envs", [1, 4])
 @pytest.mark.parametrize("horizon", [1, 4])
 @pytest.mark.parametrize("behaviour", ["", "ragged", "one step of each chunk", "images"])
-def test_what_the_protocol_allows_passes(behaviour: str, horizon: int, envs: int) -> None:
-    report = graded(behaviour, envs=envs, horizon=horizon, features=REUSE, steps=12, scenarios=SCENARIOS)
+def test_what_the_protocol_allows_passes(behaviour: str, horizon: int, envs: int, features: frozenset[str]) -> None:
+    report = graded(behaviour, envs=envs, horizon=horizon, features=features, steps=12, scenarios=SCENARIOS)
     assert (report.violations, report.notes) == ([], []), report.to_text()
 
 

@@ -52,7 +52,9 @@ def counts(output: str) -> dict[str, float]:
     return {key: float(value) for key, _, value in (part.partition("=") for part in found[0].split())}
 
 
-@pytest.mark.parametrize("features", ["", "reuse-feedback-obs", "reuse-feedback-obs,env-spec"])
+@pytest.mark.parametrize(
+    "features", ["", "reuse-feedback-obs", "reuse-feedback-obs,env-spec", "reuse-feedback-obs,env-spec,step-digest"]
+)
 @pytest.mark.parametrize("num_envs", ["1", "3"])
 @pytest.mark.parametrize("horizon", ["1", "4"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -20,6 +20,7 @@ from plugrl_bridges.conformance.client_checks import Broken
 from plugrl_bridges.conformance.client_process import ClientProcess
 from plugrl_bridges.conformance.client_server import RESYNC, STOP, Gone, Link, Listener, Stalled
 from plugrl_bridges.conformance.client_talk import Finished, Hung, Talk
+from plugrl_bridges.conformance.digest_checks import DigestChecks
 from plugrl_bridges.conformance.report import Report
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class _Scenario:
         self._options = options
         self._listener = listener
         self._process = process
+        self._digests = DigestChecks(report, options.features)
 
     def run(self, name: str) -> None:
         """Run it by its name.
@@ -173,7 +175,7 @@ class _Scenario:
             if process is not None and process.ended:
                 self._fail(clause, f"the client did not {what}; it ended with exit status {process.status}")
             self._hung(clause, f"the client did not {what} within {self._seconds}")
-        talk = Talk(link, self._report, self._options, wanted=wanted, reconnected=reconnected)
+        talk = Talk(link, self._report, self._options, wanted=wanted, digests=self._digests, reconnected=reconnected)
         talk.open()
         return talk
 

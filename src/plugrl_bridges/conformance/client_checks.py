@@ -1,8 +1,8 @@
 """Own what the messages of an env client alone show [1] to [5]: their form, their order, and who may be named in them.
 
 One `MessageChecks` stands for one connection and is given every message in turn. What the client did with its actions
-is the concern of ``probe_checks``; ``client_checker`` is the caller of both. Written without ``wire.messages`` and
-``wire.session``: those are judged as anybody's code is.
+is the concern of ``probe_checks``, what its digests are of that of ``digest_checks``; ``client_talk`` is the caller of
+all three. Written without ``wire.messages`` and ``wire.session``: those are judged as anybody's code is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from plugrl_bridges.conformance.report import Report
     from plugrl_bridges.wire.codec import Array, Value
 
-__all__ = ["ENV_SPEC", "REUSE", "Broken", "FeedbackView", "InferView", "MessageChecks"]
+__all__ = ["ENV_SPEC", "REUSE", "STEP_DIGEST", "Broken", "FeedbackView", "InferView", "MessageChecks"]
 
 REUSE = "reuse-feedback-obs"
 ENV_SPEC = "env-spec"
@@ -42,12 +42,14 @@ class InferView:
         rows: Env to its row in ``states``; without those that the server is to remember [10.1].
         states: Name to array; None if the observation is unusable.
         reused: Envs whose observation is that of their last feedback.
+        digest: uint64 ``[n]``; None if there is none that can be used.
     """
 
     envs: list[int]
     rows: dict[int, int]
     states: dict[str, Array] | None
     reused: frozenset[int]
+    digest: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class FeedbackView:
         rewards: float ``[m]``.
         terminated: bool ``[m]``.
         truncated: bool ``[m]``.
+        digest: uint64 ``[m]``.
     """
 
     envs: list[int]
@@ -69,6 +72,7 @@ class FeedbackView:
     rewards: Array | None
     terminated: Array | None
     truncated: Array | None
+    digest: Array | None = None
 
 
 class MessageChecks:
@@ -143,7 +147,7 @@ class MessageChecks:
         self._step_ids(message, n, "infer", "5.2")
         reused = self._marks(message, envs)
         self._features_of_infer(message, n)
-        self._digest(message, n, "infer")
+        digest = self._digest(message, n, "infer")
         sent = [env for env in envs if env not in reused]
         clause = "10.1" if reused else "5.2"
         states = check_observation(self._report, message.get("data"), len(sent), "infer: data", clause)
@@ -152,7 +156,7 @@ class MessageChecks:
                 self._returns[env] = 0.0
         self._ended.difference_update(envs)
         self._infers += 1
-        return InferView(envs, {env: at for at, env in enumerate(sent)}, states, reused)
+        return InferView(envs, {env: at for at, env in enumerate(sent)}, states, reused, digest)
 
     def feedback(self, message: dict[Any, Value]) -> FeedbackView:
         """Check a feedback [5.4].
@@ -171,7 +175,7 @@ class MessageChecks:
             f"feedback: env {strangers[:4]} holds no action; those that do are {sorted(self.holding)[:8]}",
         )
         self._step_ids(message, m, "feedback", "5.4")
-        self._digest(message, m, "feedback")
+        digest = self._digest(message, m, "feedback")
         own = [env for env in envs if env in self.holding]
         self.holding.difference_update(own)
         rows = {env: at for at, env in enumerate(envs)}
@@ -189,7 +193,7 @@ class MessageChecks:
         states = check_observation(self._report, data["obs"], m, "feedback: obs", "5.4") if "obs" in data else None
         view = FeedbackView(
             own, rows, states, self._rewards(data, m), self._flags(data, "terminated", m),
-            self._flags(data, "truncated", m),
+            self._flags(data, "truncated", m), digest,
         )  # fmt: skip
         self._info(data, m, view)
         self._keep_books(view)
@@ -277,17 +281,21 @@ class MessageChecks:
             else:
                 self._report.passed("env-spec", f"{key} is a map")
 
-    def _digest(self, message: dict[Any, Value], n: int, kind: str) -> None:
-        """Check what belongs to the feature step-digest, which may stand only where it was offered."""
+    def _digest(self, message: dict[Any, Value], n: int, kind: str) -> Array | None:
+        """Check the form of what belongs to the feature step-digest, which may stand only where it was offered."""
         value = message.get("digest")
         if value is None:
-            return
+            return None
         if not isinstance(value, np.ndarray) or value.dtype != np.dtype("<u8") or value.shape != (n,):
             self._report.violation(
                 STEP_DIGEST, f"{kind}: digest must be a <u8 array of length {n}, got {describe(value)}"
             )
-        elif STEP_DIGEST not in self._features:
+            return None
+        if STEP_DIGEST not in self._features:
             self._report.violation("10", f"{kind}: digest, but the metadata does not list {STEP_DIGEST}")
+            return None
+        self._report.passed(STEP_DIGEST, "digests are a <u8 array, one per env")
+        return value
 
     def _rewards(self, data: dict[Any, Value], m: int) -> Array | None:
         if "rewards" not in data:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_FEATURES = ("reuse-feedback-obs", "env-spec")
+_FEATURES = ("reuse-feedback-obs", "env-spec", "step-digest")
 
 
 def _features(_context: click.Context, _option: click.Parameter, value: str | None) -> frozenset[str]:
@@ -48,7 +48,8 @@ def _features(_context: click.Context, _option: click.Parameter, value: str | No
 )
 @click.option(
     "--features", metavar="NAMES", callback=_features,
-    help=f"Optional features to offer, separated by commas: {', '.join(_FEATURES)}.",
+    help=f"Optional features to offer, separated by commas: {', '.join(_FEATURES)}. step-digest needs env-spec; "
+    "of announced spaces every digest is checked with a horizon of 1, with a longer one only those of resets.",
 )  # fmt: skip
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, help="Port to listen on; 0: a free one.")
@@ -85,24 +86,27 @@ def main(
 
     from plugrl_bridges.conformance.client_checker import check_client  # noqa: PLC0415
 
+    try:
+        options = ClientCheckOptions(
+            client=client,
+            scenarios=SCENARIOS if scenario == "all" else (scenario,),
+            probe=probe,
+            steps=steps,
+            horizon=horizon,
+            action_dim=action_dim,
+            action_dtype=action_dtype,
+            features=features,
+            host=host,
+            port=port,
+            timeout_s=timeout,
+        )
+    except ValueError as exc:
+        raise click.BadParameter(str(exc), param_hint="--features") from exc
     logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stderr)
     signal.signal(signal.SIGTERM, _terminate)
     # The client has a session of its own: a terminal that goes away does not end it. Under nohup it is to go on.
     if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _terminate)
-    options = ClientCheckOptions(
-        client=client,
-        scenarios=SCENARIOS if scenario == "all" else (scenario,),
-        probe=probe,
-        steps=steps,
-        horizon=horizon,
-        action_dim=action_dim,
-        action_dtype=action_dtype,
-        features=features,
-        host=host,
-        port=port,
-        timeout_s=timeout,
-    )
     try:
         found = check_client(options)
     except OSError as exc:

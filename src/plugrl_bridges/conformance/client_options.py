@@ -23,10 +23,13 @@ class ClientCheckOptions:
         horizon: Steps per chunk.
         action_dim: Width of an action.
         action_dtype: Numpy name of the actions' dtype.
-        features: Optional features that are offered [10].
+        features: Optional features that are offered [10]; ``step-digest`` only with ``env-spec``.
         host: Address to listen on.
         port: Port to listen on, 0 for a free one.
         timeout_s: How long to wait for anything the client owes.
+
+    Raises:
+        ValueError: for ``step-digest`` without ``env-spec``.
     """
 
     client: str | None = None
@@ -40,3 +43,11 @@ class ClientCheckOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no client could use."""
+        if "step-digest" in self.features and "env-spec" not in self.features:
+            raise ValueError(
+                "features: step-digest needs env-spec, since a client announces it in its env_spec; offer both, "
+                f"got {', '.join(sorted(self.features))}"
+            )

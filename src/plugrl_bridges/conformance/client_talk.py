@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from plugrl_bridges import __version__
-from plugrl_bridges.conformance.client_checks import ENV_SPEC, REUSE, Broken, MessageChecks
+from plugrl_bridges.conformance.client_checks import ENV_SPEC, REUSE, STEP_DIGEST, Broken, MessageChecks
 from plugrl_bridges.conformance.client_server import Gone, Stalled
+from plugrl_bridges.conformance.digest_checks import DigestChecks
 from plugrl_bridges.conformance.probe_checks import ProbeModel, probe_actions
 from plugrl_bridges.wire.codec import encode
 
@@ -45,11 +46,19 @@ class Talk:
         report: Where to write what is found.
         options: Of the run.
         wanted: How many exchanges are planned on it.
+        digests: Of this client, over all its connections; None: it has none before.
         reconnected: Whether the client was here before and was told to come back.
     """
 
     def __init__(
-        self, link: Link, report: Report, options: ClientCheckOptions, *, wanted: int, reconnected: bool = False
+        self,
+        link: Link,
+        report: Report,
+        options: ClientCheckOptions,
+        *,
+        wanted: int,
+        digests: DigestChecks | None = None,
+        reconnected: bool = False,
     ) -> None:
         self.link = link
         self._report = report
@@ -57,6 +66,8 @@ class Talk:
         self._wanted = wanted
         self._reconnected = reconnected
         self._checks = MessageChecks(report, options.features, fresh=not reconnected)
+        self._digests = DigestChecks(report, options.features) if digests is None else digests
+        self._digests.begin(fresh=not reconnected)
         self._model = ProbeModel(report, options.action_dim) if options.probe else None
         self._envs: list[int] = []
         self._messages = self._actions = self._exchanges = 0
@@ -130,6 +141,7 @@ class Talk:
             action = np.zeros_like(action)
         else:
             self._model.action(envs, action)
+        self._digests.action(envs, action)
         self._checks.holding.update(envs)
         self._actions += 1
         data: dict[str, Value] = {"env_ids": np.array(envs, np.int64), "action": action}
@@ -157,6 +169,11 @@ class Talk:
                 self._report.passed("env-spec", f"{ENV_SPEC} was offered and used")
             else:
                 self._report.note("env-spec", f"{ENV_SPEC} was offered and not used: the trainer must be told spaces")
+        if STEP_DIGEST in self._options.features:
+            if self._digests.announced:
+                self._report.passed(STEP_DIGEST, f"{STEP_DIGEST} was offered and used")
+            else:
+                self._report.note(STEP_DIGEST, f"{STEP_DIGEST} was offered and not used: a trainer cannot verify steps")
 
     def _receive(self, due: str) -> None:
         while True:
@@ -177,11 +194,13 @@ class Talk:
             raise Broken
         if kind == "infer":
             asked = self._checks.infer(message)
+            self._digests.infer(message, asked)
             self._envs = asked.envs
             if self._model is not None:
                 self._model.infer(asked)
         else:
             told = self._checks.feedback(message)
+            self._digests.feedback(message, told)
             if self._model is not None:
                 self._model.feedback(told)
 
