@@ -157,8 +157,7 @@ struct Dtype {
 };
 inline uint64_t load_bits(const char* at, const Dtype& dtype) {
     uint64_t bits = 0;
-    for (uint32_t i = 0; i < dtype.size; ++i)
-        bits = bits << 8 | static_cast<uint8_t>(at[dtype.order == '>' ? i : dtype.size - 1 - i]);
+    for (uint32_t i = 0; i < dtype.size; ++i) bits = bits << 8 | static_cast<uint8_t>(at[dtype.order == '>' ? i : dtype.size - 1 - i]);
     return bits;
 }
 inline int64_t sign_extended(uint64_t bits, size_t bytes) { return static_cast<int64_t>(bits << (64 - 8 * bytes)) >> (64 - 8 * bytes); }
@@ -260,11 +259,9 @@ public:
             case Kind::bytes: return bin(value.text);
             case Kind::list: list(value.items.size()); break;
             case Kind::map: map(value.items.size() / 2); break;
-            case Kind::array:
-                open_array(value.text.size()), raw(value.text.data(), value.text.size());
+            case Kind::array: open_array(value.text.size()), raw(value.text.data(), value.text.size());
                 return close_array(value.dtype, value.shape);
-            case Kind::scalar:
-                map(3), bin("__npgeneric__"), byte(0xC3), bin("data"), this->value(value.items.at(0), depth + 1);
+            case Kind::scalar: map(3), bin("__npgeneric__"), byte(0xC3), bin("data"), this->value(value.items.at(0), depth + 1);
                 bin("dtype"), str(value.dtype.str()); return;
         }
         for (const Value& item : value.items) this->value(item, depth + 1);
@@ -673,8 +670,7 @@ private:
         for (size_t line = at("\r\nconnection:"); line != string::npos; line = at("\r\nconnection:", line + 2))
             upgrade = upgrade || at("upgrade", line) < at("\r\n", line + 2);
         if (key == string::npos || tight.compare(key + 23, 30, accept_of(base64(nonce)) + "\r\n") != 0 || !upgrade ||
-            at("\r\nupgrade:websocket\r\n") == string::npos ||
-            at("\r\nsec-websocket-extensions:") != string::npos)
+            at("\r\nupgrade:websocket\r\n") == string::npos || at("\r\nsec-websocket-extensions:") != string::npos)
             fail({"it is no WebSocket server, it answers ", shown});
     }
     const Options& options_; const std::atomic<bool>* stop_; Url url_; FrameReader reader_;
@@ -693,6 +689,7 @@ struct Space {  // of Gymnasium; make one with the functions below
         return product;
     }
     size_t bytes() const { return is_text() ? 0 : count() * dtype.size; }  // of one env's value in its row
+    size_t words() const { return dtype.kind == 'f' ? count() : is_text() ? static_cast<size_t>(numbers[0]) : (bytes() + 3) / 4; }
     bool is_box() const { return !high.empty(); }
     [[gnu::always_inline]] bool is_text() const { return dtype.kind == 'U'; }
     bool is_image() const { return is_box() && dtype == Dtype::of<uint8_t>() && shape.size() == 3 && shape[2] <= 4; }
@@ -715,7 +712,7 @@ inline Space multi_binary(int64_t n) { return {"MultiBinary", Dtype::of<std::int
 inline Space text(int64_t max_length, const string& charset) { return {"Text", {Dtype::native(), 'U', 4}, {}, {max_length}, charset, {}}; }
 // An entry of the observation. A lone entry without a name is an observation that is no dict; it travels as "obs".
 struct Entry {
-    string name; Space space; size_t offset = 0;  // the offset in a row is filled in by the client
+    string name; Space space; size_t offset = 0, word = 0;  // filled in by the client: where it stands in a row, in a digest
 };
 struct Spec {  // what an env is; all envs of a client have the same
     std::vector<Entry> observation; Space action;
@@ -806,13 +803,15 @@ struct Digest {
     void real(double wide) { const auto narrow = static_cast<float>(wide); uint32_t bits = 0; std::memcpy(&bits, &narrow, 4), word(bits); }
     // Add the values of an entry of a space: floats as float32, all others as their bytes in the dtype of the space.
     void add(const Dtype& space, string_view data, const Dtype& dtype) {
-        const bool same = space.kind != 'f' && dtype == space && space.order != '>';
-        uint64_t bytes = 0; uint32_t bits = 0; int64_t whole = 0;
-        for (size_t at = 0; at < data.size(); at += same ? 4 : dtype.size) {
-            if (same) word(load_bits(&data[at], {'<', 'u', static_cast<uint32_t>(std::min<size_t>(4, data.size() - at))}));
-            else if (space.kind == 'f') real(load_real(&data[at], dtype));
-            else load_integer(&data[at], dtype, whole), bytes |= (static_cast<uint64_t>(whole) & ~0ULL >> (64 - 8 * space.size)) << bits;
-            for (bits += same || space.kind == 'f' ? 0 : 8 * space.size; bits >= 32; bits -= 32) word(bytes), bytes >>= 32;
+        for (size_t at = 0; space.kind == 'f' && at < data.size(); at += dtype.size) real(load_real(&data[at], dtype));
+        const bool same = dtype == space && space.order != '>'; uint64_t bytes = 0; uint32_t bits = 0; int64_t whole = 0;
+        for (size_t at = 0; space.kind != 'f' && at < data.size(); at += same ? 4 : dtype.size) {
+            const auto width = same ? static_cast<uint32_t>(std::min<size_t>(4, data.size() - at)) : space.size;
+            if (same) whole = static_cast<int64_t>(load_bits(&data[at], {'<', 'u', width}));
+            else if (dtype.kind == 'f') whole = static_cast<int64_t>(load_real(&data[at], dtype));
+            else load_integer(&data[at], dtype, whole);
+            bytes |= (static_cast<uint64_t>(whole) & ~0ULL >> (64 - 8 * width)) << bits;
+            for (bits += 8 * width; bits >= 32; bits -= 32) word(bytes), bytes >>= 32;
         }
         if (bits > 0) word(bytes);
     }
@@ -826,8 +825,11 @@ public:
             if (envs_[i] == nullptr) misuse({"env ", i, " is null"});
             string described; spec = envs_[i]->spec(); write_spec(described, 0);
             if (i > 0 && described != first) misuse({"the envs have one spec, but env ", i, " has another than env 0"});
-            size_t size = 8;
-            for (Entry& one : spec.observation) one.offset = size, size += (one.space.bytes() + 7) / 8 * 8;
+            size_t size = 32;  // more than a string keeps inside of itself, where nothing need be aligned
+            for (Entry& one : spec.observation) {
+                one.offset = size, size += (one.space.bytes() + 7) / 8 * 8;
+                for (const Entry& other : spec.observation) one.word += other.name < one.name ? other.space.words() : 0;
+            }
             first = described, rows[i].index = static_cast<int64_t>(i), rows[i].data.resize(size), all.push_back(i);
         }
         if (rows.empty()) misuse({"a client has one env at least"});
@@ -846,7 +848,7 @@ public:
         int64_t whole = 0;
         for (size_t i = 0; spec.action.dtype.kind != 'f' && i < action.count(); ++i)
             if (!load_integer(action.at(i), action.dtype, whole)) refuse("5.3", {"action: no 64-bit integer"});
-        for (const size_t i : who) rows[i].ended = false, rows[i].reward = 0, ++rows[i].chunks;
+        for (const size_t i : who) rows[i].ended = false, rows[i].reward = -0.0, ++rows[i].chunks;  // -0 + x is x, 0 + -0 is not
         for (size_t k = 0; k < horizon; ++k)
             for (const size_t i : who) {
                 if (rows[i].ended) continue;
@@ -951,14 +953,12 @@ private:
         } catch (const std::exception& error) { failed(error.what()); } catch (...) { failed("no std::exception"); }
     }
     void digest(Row& row, const Action* action, double reward) const {
-        Digest sum; const Dtype& taken = spec.action.dtype;
+        Digest sum;
         sum.word(action == nullptr ? 4U : row.terminated + 2U * row.truncated), sum.real(reward);
-        if (action != nullptr) sum.add(taken, {action->data, action->size * action->dtype.size}, action->dtype);
-        else sum.words += taken.kind == 'f' ? spec.action.count() : (spec.action.bytes() + 3) / 4;
+        if (action != nullptr) sum.add(spec.action.dtype, {action->data, action->size * action->dtype.size}, action->dtype);
         for (const Entry& one : spec.observation) {
-            const string_view data = one.space.is_text() ? string_view(row.text) : string_view(&row.data[one.offset], one.space.bytes());
-            sum.add(one.space.dtype, data, one.space.dtype);
-            if (one.space.is_text()) sum.words += static_cast<uint64_t>(one.space.numbers[0]) - data.size() / 4;
+            const string_view plain(&row.data[one.offset], one.space.bytes()); sum.words = 2 + spec.action.words() + one.word;
+            sum.add(one.space.dtype, one.space.is_text() ? string_view(row.text) : plain, one.space.dtype);
         }
         row.chain = sum.sum + (action == nullptr ? 0 : row.chain * 0xD1342543DE82EF95);
     }

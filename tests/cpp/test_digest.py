@@ -53,13 +53,19 @@ def test_clean_run_of_every_space_and_mode(spaces: Path, mode: AutoresetMode, ac
         assert list(env.single_observation_space)[:2] == ["words", "x"], "the order is that of the client"
         env.action_space.seed(0)
         ended = 0
+        signs: set[bool] = set()
         for _ in range(42):
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            actions = env.action_space.sample()
+            if action == "whole":  # a trainer's floats, of which the whole part counts
+                actions = actions + np.linspace(-0.9, 0.9, actions.size, dtype=np.float32).reshape(actions.shape)
+            _, rewards, terminated, truncated, _ = env.step(actions)
+            signs.update(np.signbit(rewards[rewards == 0]).tolist())
             done = terminated | truncated
             ended += int(done.sum())
             if mode is AutoresetMode.DISABLED and done.any():
                 env.reset(options={"reset_mask": done})
         assert ended >= 12
+        assert True in signs, "a reward of -0.0 arrived as one"
         verifier = env._lockstep._exchange.verifier
         assert verifier is not None
         assert verifier._steps.max() > 0

@@ -123,6 +123,20 @@ def value_of(of: dict[str, Any], content: Any) -> np.ndarray[Any, Any]:
     return np.array(plain_value, of["dtype"]).reshape(of["shape"])
 
 
+def by_name(entries: Sequence[dict[str, Any]], texts: Sequence[str]) -> list[str]:
+    return [text for _, text in sorted(zip([of["name"].encode() for of in entries], texts, strict=True))]
+
+
+@pytest.mark.timeout(400)
+def test_of_a_float_for_an_integer_the_whole_part_counts(sanitized: Path) -> None:
+    of = {"dtype": "<i2"}
+    sums = [
+        lines(sanitized, "digest", "0", "0" * 16, entry(of, np.array(values), dtype))
+        for values, dtype in (([0.7, -0.7, 2.9, -3.1], "<f4"), ([0.7, -0.7, 2.9, -3.1], ">f8"), ([0, 0, 2, -3], "<i8"))
+    ]
+    assert sums[0] == sums[1] == sums[2] != ["0" * 16]
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("vector", DIGESTS, ids=[vector["file"] for vector in DIGESTS])
 def test_digests_are_those_of_the_vectors(vector: dict[str, Any], sanitized: Path) -> None:
@@ -135,17 +149,20 @@ def test_digests_are_those_of_the_vectors(vector: dict[str, Any], sanitized: Pat
             taken = [value_of(*each) for each in zip(vector["action"], event["action"], strict=True)]
         flags = 4 if event["reset"] else event["terminated"] + 2 * event["truncated"]
         row = [str(flags), struct.pack(">d", event.get("reward", 0.0)).hex()]
-        given = [
-            entry(of, value_of(of, content))
-            for of, content in zip(vector["observation"], event["observation"], strict=True)
-        ]
+        given = by_name(
+            vector["observation"],
+            [
+                entry(of, value_of(of, content))
+                for of, content in zip(vector["observation"], event["observation"], strict=True)
+            ],
+        )
         sums = set()
         for wider in ("f8", "i8", ">f8", ">i4"):
             actions = [
                 entry(of, value, wider if wider[-2] == ("f" if of["dtype"][1] == "f" else "i") else None)
                 for of, value in zip(vector["action"], taken, strict=True)
             ]
-            sums.update(lines(sanitized, "digest", *row, *actions, *given))
+            sums.update(lines(sanitized, "digest", *row, *by_name(vector["action"], actions), *given))
         [sum_of_words] = sums
         chain = (chain + int(sum_of_words, 16)) % 2**64
         assert f"{chain:016x}" == event["chain"]

@@ -21,8 +21,10 @@ from plugrl_bridges import EnvPoisoned, LedgerMismatch, RemoteProtocolError, Spa
 from plugrl_bridges.cleanrl import make_envs
 from plugrl_bridges.gym import AutoresetMode, PlugRLVectorEnv, RemoteEnv
 from plugrl_bridges.ledger import LedgerEnv
+from plugrl_bridges.ledger.digest import EnvDigest
 from plugrl_bridges.sb3 import PlugRemoteVecEnv
 from plugrl_bridges.server.options import BridgeOptions
+from plugrl_bridges.spaces import ObservationLayout, space_to_wire
 from plugrl_bridges.wire.messages import Feedback, Infer, Metadata, Observation, parse, to_bytes
 from plugrl_bridges.wire.session import ENV_SPEC, STEP_DIGEST, ServerSession
 from tests.identical.test_identical_weights import digest
@@ -230,6 +232,104 @@ def test_client_that_comes_back_in_the_middle_of_an_episode(start: Clients) -> N
         env.close()
 
 
+class NegativeZero(CountingEnv):
+    """Pay -0.0, as ``-cost`` does where nothing was done wrong."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, -0.0, terminated, truncated, info
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["envs", "vector env"])
+def test_reward_of_negative_zero_stays_one(start: Clients, batched: bool) -> None:
+    env = PlugRLVectorEnv(port=0, num_envs=2, verify=True, timeout=20)
+    if batched:
+        start(lambda: gym.vector.SyncVectorEnv([NegativeZero] * 2), env.url)
+    else:
+        start(NegativeZero, env.url, num_envs=2)
+    try:
+        env.reset()
+        for _ in range(7):
+            _, rewards, *_ = env.step(np.ones((2, 2), np.float32))
+            assert np.signbit(rewards).tolist() == [True, True]
+    finally:
+        env.close()
+
+
+class Ordered(gym.Env[Any, Any]):
+    """Have two entries, in a given order."""
+
+    def __init__(self, names: str) -> None:
+        entries = {"a": spaces.Box(-9, 9, (2,), np.float32), "b": spaces.Discrete(9)}
+        self.observation_space = spaces.Dict([(name, entries[name]) for name in names])
+        self.action_space = spaces.Discrete(3)
+        self._t = 0
+        self._taken: Any = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        return {"b": np.int64(1), "a": np.array([1, 2], np.float32)}, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._t += 1
+        self._taken = action
+        return (
+            {"a": np.array([self._t % 9, 2], np.float32), "b": np.int64(self._t % 9)},
+            1.0,
+            self._t % 5 == 0,
+            False,
+            {},
+        )
+
+
+@pytest.mark.parametrize("own", ["ab", "ba", None])
+def test_order_of_a_dict_does_not_matter(start: Clients, own: str | None) -> None:
+    options: dict[str, Any] = {"observation_space": Ordered(own).observation_space} if own else {}
+    env = PlugRLVectorEnv(port=0, num_envs=2, verify=True, timeout=20, **options)
+    for rank, names in enumerate(("ab", "ba")):
+        start(partial(Ordered, names), env.url, rank=rank, group_num_envs=2)
+    try:
+        env.reset(seed=0)
+        for _ in range(12):
+            env.step(np.array([1, 2]))
+    finally:
+        env.close()
+
+
+def test_what_a_masked_reset_hands_over_once_more_is_checked(start: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = PlugRLVectorEnv(port=0, num_envs=2, verify=True, timeout=20, autoreset_mode=AutoresetMode.DISABLED)
+    for rank, length in enumerate((3, 5)):
+        start(partial(CountingEnv, rank, length), env.url, rank=rank, group_num_envs=2)
+
+    def next_end() -> np.ndarray[Any, Any]:
+        while True:
+            *_, terminated, truncated, _ = env.step(np.ones((2, 2), np.float32))
+            if (terminated | truncated).any():
+                return np.asarray(terminated | truncated)
+
+    try:
+        env.reset()
+        mask = next_end()
+        assert mask.tolist() == [True, False]
+        env.reset(options={"reset_mask": mask})
+        mask = next_end()
+        exchange: Any = env._lockstep._exchange
+        finish = exchange.finish_reset
+
+        def spoiled(*args: Any, **kwargs: Any) -> Any:
+            step = finish(*args, **kwargs)
+            step.observations[0][~mask, 1] = -77
+            return step
+
+        monkeypatch.setattr(exchange, "finish_reset", spoiled)
+        with pytest.raises(LedgerMismatch, match="its env was not reset, and what the trainer gets is not") as caught:
+            env.reset(options={"reset_mask": mask})
+        assert caught.value.slots == (0,)
+        assert caught.value.field == ""
+    finally:
+        env.close()
+
+
 # Faults --------------------------------------------------------------------------------------------------------------
 
 
@@ -309,6 +409,32 @@ def test_very_first_observation_is_checked(start: Clients) -> None:
         run_faulty(start, plan, PlugRemoteVecEnv)
     assert caught.value.slots == (0, 1, 2)
     assert "several values differ; likewise slots 1-2" in str(caught.value)
+
+
+@pytest.mark.parametrize("taken", [0, 3], ids=["fresh", "in an episode"])
+@pytest.mark.parametrize("right", [True, False])
+def test_first_observation_of_a_client_that_reset_by_itself(right: bool, taken: int) -> None:
+    """A step id of 0 tells that the digest is that of a reset; otherwise it is the client's word that counts."""
+    observations, actions = spaces.Box(-9, 9, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32)
+    spec = {
+        "features": [STEP_DIGEST],
+        "observation_space": space_to_wire(observations),
+        "action_space": space_to_wire(actions),
+    }
+    env = PlugRLVectorEnv(port=0, num_envs=1, verify=True, timeout=20)
+    puppet = Puppet(env.url)
+    chain = EnvDigest(ObservationLayout(actions).leaves, ObservationLayout(observations).leaves)
+    chain.reset([puppet.observation()["states"]["obs"][0]])
+    try:
+        digest = np.array([chain.value + (not right)], np.uint64)
+        puppet.infer(env_spec=spec, digest=digest, step_ids=np.array([taken]))
+        if right or taken:
+            env.reset()
+        else:
+            with pytest.raises(LedgerMismatch, match=r"episode 0, step 0 \(vector step 0\)"):
+                env.reset()
+    finally:
+        env.close()
 
 
 def test_env_is_poisoned_by_a_mismatch(start: Clients) -> None:

@@ -14,22 +14,17 @@ from plugrl_bridges.ledger.locating import Located, locate
 
 @dataclass(frozen=True)
 class Part:
+    name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
 
-def part(dtype: str, *shape: int) -> Part:
-    return Part(shape, np.dtype(dtype))
+def parts(**entries: tuple[Any, ...]) -> dict[str, Part]:
+    return {name: Part(name, tuple(shape), np.dtype(dtype)) for name, (dtype, *shape) in entries.items()}
 
 
-ACTIONS = {"action": part("<f4", 2)}
-OBSERVATIONS = {
-    "image": part("|u1", 40, 40, 1),
-    "wide": part("<f8", 2, 3),
-    "count": part("<i8"),
-    "small": part("<i2", 3),
-    "words": part("<U4"),
-}
+ACTIONS = parts(action=("<f4", 2))
+OBSERVATIONS = parts(image=("|u1", 40, 40, 1), wide=("<f8", 2, 3), count=("<i8",), small=("<i2", 3), words=("<U4",))
 
 
 def values(seed: int) -> dict[str, Any]:

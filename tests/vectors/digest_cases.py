@@ -26,6 +26,7 @@ class Part:
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...] = ()
+    name: str = "obs"
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class Case:
     observation: tuple[Part, ...]
 
 
-def part(dtype: str, *shape: int) -> Part:
-    return Part(np.dtype(dtype), shape)
+def part(dtype: str, *shape: int, name: str = "obs") -> Part:
+    return Part(np.dtype(dtype), shape, name)
 
 
 CASES = (
@@ -64,13 +65,20 @@ CASES = (
         "large",
         "an entry of 300 words, and a small one behind it",
         (part("<f4", 1),),
-        (part("<u2", 600), part("<f4", 2)),
+        (part("<u2", 600, name="large"), part("<f4", 2, name="small")),
     ),
     Case(
         "dict",
-        "entries of many dtypes, each beginning with a word of its own",
-        (part("|i1", 3), part("<f4")),
-        (part("<f2", 2), part("<i2", 3), part("|b1", 5), part("<u4"), part("<U6"), part("<f8", 1)),
+        "entries of many dtypes, each beginning with a word of its own, in the order of their names",
+        (part("|i1", 3, name="where"), part("<f4", name="how/far")),
+        (
+            part("<f2", 2, name="z"),
+            part("<i2", 3, name="arm/10"),
+            part("|b1", 5, name="arm/2"),
+            part("<u4", name="B"),
+            part("<U6", name="ä"),
+            part("<f8", 1, name="arm-1"),
+        ),
     ),
 )
 
@@ -102,15 +110,20 @@ def _bytes_of(entry: Part, value: Any) -> bytes:
     return data + bytes(-len(data) % 4)
 
 
+def _by_name(parts: Sequence[Part], values: Sequence[Any]) -> bytes:
+    pieces = {part.name.encode(): _bytes_of(part, value) for part, value in zip(parts, values, strict=True)}
+    return b"".join(pieces[name] for name in sorted(pieces))
+
+
 def words_of_event(case: Case, event: Happening) -> list[int]:
     """Give the words of a reset or a step."""
     if event.action is None:
         flags, taken = 4, bytes(sum(len(_bytes_of(each, np.zeros(each.shape, each.dtype))) for each in case.action))
     else:
         flags = event.terminated + 2 * event.truncated
-        taken = b"".join(map(_bytes_of, case.action, event.action))
+        taken = _by_name(case.action, event.action)
     data = struct.pack("<I", flags) + _float32(event.reward) + taken
-    data += b"".join(map(_bytes_of, case.observation, event.observation))
+    data += _by_name(case.observation, event.observation)
     return list(struct.unpack(f"<{len(data) // 4}I", data))
 
 

@@ -679,7 +679,7 @@ def add_digests(out: Vectors) -> None:
             rows.append(words_of_event(case, event))
         out.files[file] = b"".join(struct.pack(f"<{len(row)}I", *row) for row in rows)
         entries = {
-            name: [{"dtype": each.dtype.str, "shape": list(each.shape)} for each in parts]
+            name: [{"name": each.name, "dtype": each.dtype.str, "shape": list(each.shape)} for each in parts]
             for name, parts in (("action", case.action), ("observation", case.observation))
         }
         out.digests.append({"file": file, "what": case.what, "words": len(rows[0]), **entries, "events": events})

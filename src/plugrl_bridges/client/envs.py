@@ -117,7 +117,7 @@ class EnvList(EnvBatch):
     def step(self, actions: Array, rows: Sequence[int]) -> None:
         """Run one chunk env by env, step by step; see `EnvBatch.step`."""
         n = self.num_envs
-        rewards, lengths = [0.0] * n, [0] * n
+        rewards, lengths = [-0.0] * n, [0] * n  # -0.0 + x is x whatever x is, but 0.0 + -0.0 is 0.0
         terminated, truncated = [False] * n, [False] * n
         steps, infos, arrays, shape = self._steps, self._infos, self.observations, self._root_shape
         root = arrays[0] if arrays else None

@@ -156,7 +156,7 @@ class VectorBatch(EnvBatch):
 
     def step(self, actions: Array, rows: Sequence[int]) -> None:
         """Run one chunk, which ends for all rows at the first end of an episode; see `EnvBatch.step`."""
-        self.rewards[:], self.lengths[:] = 0.0, 0
+        self.rewards[:], self.lengths[:] = -0.0, 0  # -0.0 + x is x whatever x is, but 0.0 + -0.0 is 0.0
         self.any_ended = False
         observation: Any = None
         rewards: Any = None

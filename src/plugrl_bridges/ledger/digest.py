@@ -3,11 +3,13 @@
 Pure arithmetic on 32-bit words, quick in numpy over a batch of envs, and a few lines in any language:
 
 - A step is a row of words ``w[0..W-1]``: flags, reward, the entries of the action, the entries of the observation that
-  the step returned, each entry padded with zero bytes to whole words. Bytes are little-endian.
+  the step returned; entries in the order of their names, since spaces that are equal may have them in different orders.
+  Each entry is padded with zero bytes to whole words. Bytes are little-endian.
 - Flags: 1 terminated, 2 truncated, 4 reset. A reset has no action and no reward: these words are zero.
 - A float of any width, and the reward, is rounded to float32 (nearest, ties to even; beyond the largest: infinity) and
   is one word; so a wire that carries float32 and one that carries float64 have the same digest. Everything else stands
   in the dtype of its space: integers and bools as their bytes, text as UTF-32, padded with NUL to the longest allowed.
+  Of a float that was sent for an integer, the whole part counts.
 - ``chain = chain * MULTIPLIER + key[0] * w[0] + … + key[W-1] * w[W-1]``, modulo 2**64. ``key[j]`` is the j-th output of
   SplitMix64 from state 0, with the lowest bit set. A reset begins the chain anew, from 0.
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.wire.arrays import Array
 
-__all__ = ["MULTIPLIER", "Entry", "EnvDigest", "StepDigests", "keys", "sum_of_words", "words_of"]
+__all__ = ["MULTIPLIER", "Entry", "EnvDigest", "StepDigests", "first_words", "keys", "sum_of_words", "words_of"]
 
 MULTIPLIER = 0xD1342543DE82EF95
 """What a chain is multiplied with at each step."""
@@ -45,6 +47,10 @@ _keys = np.empty(0, np.uint64)
 
 class Entry(Protocol):
     """What must be known of one entry of an action or an observation; `plugrl_bridges.spaces.Leaf` is one."""
+
+    @property
+    def name(self) -> str:
+        """Its path, joined with ``/``."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,6 +80,28 @@ def _carried(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def _word_count(entry: Entry) -> int:
     return -(-math.prod(entry.shape) * _carried(entry.dtype).itemsize // 4)
+
+
+def first_words(actions: Sequence[Entry], observations: Sequence[Entry]) -> tuple[list[int], int]:
+    """Give the number of each entry's first word in the row of a step, and that of all words.
+
+    Args:
+        actions: Entries of the action, in any order.
+        observations: Entries of the observation, likewise.
+
+    Returns:
+        One number per entry, those of the action first, in the order of the arguments; then the length of the row.
+    """
+    firsts: list[int] = []
+    at = 2
+    for entries in (actions, observations):
+        names = [entry.name for entry in entries]
+        own = [0] * len(names)
+        for place in sorted(range(len(names)), key=names.__getitem__):
+            own[place] = at
+            at += _word_count(entries[place])
+        firsts += own
+    return firsts, at
 
 
 def words_of(values: Array, entry: Entry) -> Array:
@@ -123,16 +151,16 @@ class _Gathered:
         numbers = [0, 1]
         self.alone: list[int | None] = []
         """Per entry the number of its first key, where it is summed alone."""
-        at, places = 2, list[int | None]()
-        for entry in entries:
+        firsts, total = first_words(actions, observations)
+        places = list[int | None]()
+        for entry, at in zip(entries, firsts, strict=True):
             count = _word_count(entry)
             alone = count >= _ALONE_WORDS
             self.alone.append(at if alone else None)
             places.append(None if alone else len(numbers))
             if not alone:
                 numbers += range(at, at + count)
-            at += count
-        self.keys = keys(at)[numbers]
+        self.keys = keys(total)[numbers]
         self.words = np.zeros((num_envs, len(numbers)), "<u4")
         self.flags = self.words[:, 0]
         self.rewards = self.words.view("<f4")[:, 1]

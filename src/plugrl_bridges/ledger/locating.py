@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plugrl_bridges.ledger.digest import keys, words_of
+from plugrl_bridges.ledger.digest import first_words, keys, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +63,11 @@ def locate(
     with np.errstate(over="ignore", invalid="ignore"):
         head = np.array([flags, np.array(reward, np.float64).astype("<f4").view("<u4")], "<u4")
     pieces = [words_of(value[None], entry)[0] for _, entry, value in (*actions, *observations)]
-    words = np.concatenate([head, *pieces])
+    firsts, total = first_words([entry for _, entry, _ in actions], [entry for _, entry, _ in observations])
+    words = np.empty(total, "<u4")
+    words[:2] = head
+    for first, piece in zip(firsts, pieces, strict=True):
+        words[first : first + len(piece)] = piece
     found = _changed_word(words, difference & _MASK)
     if found is None:
         return None
@@ -77,17 +81,16 @@ def locate(
         return Located(kind, kind, bool(int(words[0]) & bit), bool(word & bit))
     if at == 1:
         return Located("reward", "reward", words[1:2].view("<f4")[0], np.array([word], "<u4").view("<f4")[0])
-    at -= 2
     for number, ((name, entry, _), piece) in enumerate(zip((*actions, *observations), pieces, strict=True)):
-        if at < len(piece):
+        place = at - firsts[number]
+        if 0 <= place < len(piece):
             changed = piece.copy()
-            changed[at] = word
+            changed[place] = word
             cell = _first_cell(entry, piece, changed)
             if cell is None:
                 return None
-            place, ours, theirs = cell
-            return Located("action" if number < len(actions) else "obs", f"{name}{place}", ours, theirs)
-        at -= len(piece)
+            where, ours, theirs = cell
+            return Located("action" if number < len(actions) else "obs", f"{name}{where}", ours, theirs)
     return None
 
 

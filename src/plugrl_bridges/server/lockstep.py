@@ -188,6 +188,8 @@ class Lockstep:
             raise EnvPoisoned("step before the first reset: call reset() first")
         if self.stepping:
             raise EnvPoisoned("a step is in flight already: call step_wait first")
+        if idle is not None and self._exchange.verifier is not None:
+            raise ValueError("verify cannot follow envs that are idle: step all of them")
         wire = self.action_layout.to_wire(actions, self.num_envs, self.options.action_horizon)
         upcoming = self._exchange.upcoming
         waiting = set() if upcoming is None else set(np.flatnonzero(upcoming.waiting).tolist())

@@ -183,7 +183,8 @@ class Roster:
         Args:
             seat: Whose.
             infer: What came.
-            from_reset: Whether this side had asked for a reset.
+            from_reset: Whether this side had asked for a reset. Else a step id of 0 tells that an env took no step
+                since one [step-digest].
 
         Raises:
             RemoteProtocolError: if the observations do not fit the layout [5.2].
@@ -195,7 +196,8 @@ class Roster:
         held = layout.allocate(n)
         order = [seat.envs.index(env) for env in infer.env_indices.tolist()]
         layout.read(infer.observation, held, np.array(order))
-        seat.held, seat.from_reset = held, from_reset
+        seat.held, seat.from_reset = held, np.full(n, from_reset)
+        seat.from_reset[order] |= infer.step_ids == 0
         if infer.digest is not None:
             seat.digest = np.empty(n, np.uint64)
             seat.digest[order] = infer.digest

@@ -30,7 +30,7 @@ class Seat:
         held: Observations that came and were not handed to the trainer yet, one array per leaf; None if none.
         reset_info: Info of the reset that came with ``held``, batched over the envs as it came; None if none.
         digest: Digests that came with ``held``, uint64 ``[n]`` in the order of ``envs``; None if none.
-        from_reset: Whether ``held`` is what a reset brought that this side asked for.
+        from_reset: Which of the envs stand where a reset left them, bool ``[n]`` in the order of ``envs``.
         slots: The slots its envs fill, in order; empty while it is a spare.
         unreset: Whether its envs wait for a first reset; ``held`` means nothing until then.
         preparing: Whether that reset was asked for beside the run; it is no spare until its observations are here.
@@ -46,7 +46,7 @@ class Seat:
     held: list[Array] | None = None
     reset_info: Mapping[str, Value] | None = None
     digest: Array | None = None
-    from_reset: bool = False
+    from_reset: Array = field(default_factory=lambda: np.zeros(0, np.bool_))
     slots: tuple[int, ...] = ()
     unreset: bool = False
     preparing: bool = False

@@ -53,7 +53,9 @@ def check_spaces(announced: Announced, observations: ObservationLayout, actions:
     ):
         if own is None:
             raise SpaceError(f"it announces no {name} space, which verify needs")
-        for theirs, ours in zip(ObservationLayout(own).leaves, used, strict=True):
+        in_use = {leaf.name: leaf for leaf in used}
+        for theirs in ObservationLayout(own).leaves:
+            ours = in_use[theirs.name]
             if theirs.dtype != ours.dtype and not (_wide_float(theirs.dtype) and _wide_float(ours.dtype)):
                 raise SpaceError(
                     f"its {name} entry {theirs.name!r} is {theirs.dtype.str}, in use is {ours.dtype.str}: with verify "
@@ -105,6 +107,8 @@ class Verifier:
         self._steps = np.zeros(num_envs, np.int64)
         self._vector_step = 0
         self._warned: set[int] = set()
+        # In DISABLED mode, what was handed over last: a reset of some slots hands that of the others over once more.
+        self._handed: list[Array] = []
 
     # What is said ---------------------------------------------------------------------------------------------------
 
@@ -139,14 +143,14 @@ class Verifier:
         self._fresh[rows] |= first
         self._from_reset[rows] |= first
 
-    def seated(self, slots: Sequence[int], digest: Array | None, *, from_reset: bool) -> None:
+    def seated(self, slots: Sequence[int], digest: Array | None, *, from_reset: Array) -> None:
         """Take the digests of a client whose envs' first observations are being handed over.
 
         Args:
             slots: Slots of its envs.
             digest: uint64 ``[n]``; None if it sends none.
-            from_reset: Whether the bridge had it reset its envs. Else its episodes may have gone on from an earlier
-                connection, and are taken over as they are.
+            from_reset: Which of its envs stand where a reset left them, bool ``[n]``. Else an episode has gone on from
+                an earlier connection, and is taken over as it is.
         """
         rows = list(slots)
         self._fresh[rows] = digest is not None
@@ -169,11 +173,14 @@ class Verifier:
         """
         if not reset:
             self._check_steps(step)
-        if b"\x01" not in self._fresh.tobytes():
-            return
-        handed = self._fresh.copy() if waiting is None else self._fresh & ~waiting
-        if b"\x01" in handed.tobytes():
-            self._check_first(step.observations, handed)
+        if b"\x01" in self._fresh.tobytes() or self._mode is AutoresetMode.DISABLED:
+            handed = self._fresh.copy() if waiting is None else self._fresh & ~waiting
+            if reset and self._handed:
+                self._check_kept(step.observations, ~handed)
+            if b"\x01" in handed.tobytes():
+                self._check_first(step.observations, handed)
+        if self._mode is AutoresetMode.DISABLED:
+            self._handed = [array.copy() for array in step.observations]
 
     def _check_steps(self, step: StepResult) -> None:
         stepped, digests = self._fed, self._digests
@@ -239,6 +246,17 @@ class Verifier:
             self._report(wrong, located, _SEVERAL, "reset_obs")
         # Of a mismatch that is no error, and of an episode that goes on, the client's word is what follows builds on.
         self._digests.values = np.where(handed, self._stands, chains)
+
+    def _check_kept(self, observations: Sequence[Array], kept: Array) -> None:
+        wrong = np.zeros_like(kept)
+        for now, before in zip(observations, self._handed, strict=True):
+            n = len(now)
+            same = now.reshape(n, -1).view(np.uint8) == before.reshape(n, -1).view(np.uint8)
+            wrong |= kept & ~same.all(axis=1)
+        if b"\x01" in wrong.tobytes():
+            self._report(
+                wrong, None, "its env was not reset, and what the trainer gets is not what it got before", "obs"
+            )
 
     def _named(self, observations: Sequence[Array], slot: int) -> list[tuple[str, Leaf, Array]]:
         leaves = zip(self._observation_leaves, observations, strict=True)
