@@ -11,6 +11,7 @@ import numpy as np
 from plugrl_bridges.ledger.env import env_name
 from plugrl_bridges.ledger.format import Dialect, Flag
 from plugrl_bridges.ledger.recorder import Recorder
+from plugrl_bridges.ledger.wrapping import expect_env
 from plugrl_bridges.ledger.writer import refuse_existing
 
 if TYPE_CHECKING:
@@ -49,10 +50,12 @@ class LedgerVectorEnv(_Wrapper):
 
     Raises:
         LedgerError: for a space that cannot be recorded; if the file exists; at the first reset, if it cannot be made.
+        TypeError: for an env of another kind, which has a wrapper of its own.
         ValueError: for an unknown autoreset mode in the env's metadata.
     """
 
     def __init__(self, env: VectorEnv, path: str | os.PathLike[str], *, run: str = "", full: bool = False) -> None:
+        expect_env(env, "LedgerVectorEnv")
         refuse_existing(path)
         super().__init__(env)
         self._mode = _mode_of(env)
