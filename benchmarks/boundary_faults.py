@@ -49,9 +49,10 @@ NUM_ENVS = 16
 THE_ENV = 5  # in which the one cell is changed
 
 _BUDGET = f"""
-The budget: each of the {NUM_ENVS} envs makes --steps / {NUM_ENVS} steps. The end of an episode must lie within them, behind
---at, so --steps / {NUM_ENVS} must be above the length of an episode. Otherwise final_obs, reset_obs and the faults of
-ends find nothing to change; such cases are reported, and the summary leaves them out. A learning curve takes 15 episodes.
+The budget: each of the {NUM_ENVS} envs makes --steps / {NUM_ENVS} steps. The end of an episode must lie within them,
+behind --at, so --steps / {NUM_ENVS} must be above the length of an episode. Otherwise final_obs, reset_obs
+and the faults of ends find nothing to change; such cases are reported, and the summary leaves them
+out. A learning curve takes 15 episodes.
 """
 
 Episode = tuple[int, float, int]

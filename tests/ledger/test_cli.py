@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from plugrl_bridges.ledger import LedgerEnv, LedgerVecEnv, LedgerVectorEnv, compare
 from plugrl_bridges.ledger.cli import main
 from plugrl_bridges.ledger.outcome import HeatMap
+from tests.docs.markdown import ROOT, table
 from tests.ledger.envs import CountingEnv, FaultyVecEnv, MixedEnv
 
 if TYPE_CHECKING:
@@ -72,6 +74,14 @@ def test_json(tmp_path: Path) -> None:
         "slot": 1, "rank": 0, "env_index": 1, "episode": 1, "step": 2, "vector_step": 7, "field": "obs",
         "cell": "obs[2]", "trainer_value": "nan", "env_value": 0.5, "cells": 1,
     }  # fmt: skip
+
+
+def test_the_keys_of_the_json_are_documented(tmp_path: Path) -> None:
+    found = json.loads(call("compare", "--json", *record(tmp_path, 7)).stdout)
+    keys = {*found, *(f"first.{key}" for key in found["first"])}
+    rows = table(ROOT / "docs" / "ledger.md", "The report as JSON")
+    documented = [key for row in rows for key in re.findall(r"`([^`]+)`", row[0])]
+    assert sorted(documented) == sorted(keys)
 
 
 @pytest.mark.parametrize("command", ["compare", "plot", "show"])
