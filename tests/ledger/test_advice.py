@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
 
 from plugrl_bridges.errors import LedgerError
 from plugrl_bridges.ledger import LedgerEnv, LedgerVecEnv, LedgerVectorEnv, compare
@@ -190,7 +190,25 @@ def test_a_ledger_above_a_wrapper_that_changes_values_is_named(tmp_path: Path) -
     found = compare(record(tmp_path, VecNormalize), tmp_path / "envs")
     assert not found.equal
     [note] = found.notes
-    assert note.startswith("nearly every observation of every env differs: a wrapper between")
+    assert note.startswith("nearly every observation of every env differs: either a wrapper between")
+
+
+def test_a_ledger_above_stacked_frames_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    trainer = record(tmp_path, partial(VecFrameStack, n_stack=4))
+    with pytest.raises(
+        LedgerError, match=r"trainer's has obs \[12\] <f4, the env's has obs \[3\] <f4: .* below wrappers"
+    ):
+        compare(trainer, tmp_path / "envs")
+
+
+def test_files_of_two_runs_are_not_taken_for_a_wrapper(tmp_path: Path) -> None:
+    trainer = record(tmp_path, VecNormalize)
+    env = LedgerEnv(CountingEnv(7), tmp_path / "envs" / "another.ledger")
+    env.reset()
+    env.close()
+    notes = compare(trainer, tmp_path / "envs").notes
+    assert notes[-1].startswith("files of an earlier run seem to be among these")
+    assert not [note for note in notes if "a wrapper" in note]
 
 
 class FirstOnly(VecEnvWrapper):

@@ -91,9 +91,9 @@ def compare(trainer: str | os.PathLike[str], envs: Paths, *, float32: bool = Fal
     for pairing in pairings:
         pairing.finish(closed=reader.tail.closed, vector_step=vector_step)
     found.heat.reach(vector_step)
-    if not found.equal and (hint := of_earlier_runs(streams, [pairing.losses for pairing in pairings])):
-        found.notes.append(hint)
-    found.notes += of_rows(reader, streams, observation, found)
+    if not found.equal:
+        hint = of_earlier_runs(streams, [pairing.losses for pairing in pairings])
+        found.notes += [hint] if hint else of_rows(reader, streams, observation, found)
     return found
 
 

@@ -20,8 +20,8 @@ __all__ = ["of_rows"]
 _SHOWN_ROWS = 8
 _NEARLY_ALL = 0.9
 _CHANGED = (
-    "nearly every observation of every env differs: a wrapper between LedgerEnv and the trainer's ledger seems to "
-    "change values; put LedgerVecEnv or LedgerVectorEnv below it, around what hands out the envs"
+    "nearly every observation of every env differs: either a wrapper between both ledgers changes values, then put "
+    "LedgerVecEnv or LedgerVectorEnv below it, around what hands out the envs; or the files are of two runs"
 )
 
 
