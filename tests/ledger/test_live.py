@@ -20,7 +20,7 @@ from benchmarks.frames_env import FramesEnv
 from plugrl_bridges import EnvPoisoned, LedgerMismatch, RemoteProtocolError, SpaceError, UnverifiedClientError
 from plugrl_bridges.cleanrl import make_envs
 from plugrl_bridges.gym import AutoresetMode, PlugRLVectorEnv, RemoteEnv
-from plugrl_bridges.ledger import LedgerEnv
+from plugrl_bridges.ledger import LedgerEnv, LedgerVecEnv, LedgerVectorEnv, compare
 from plugrl_bridges.ledger.digest import EnvDigest
 from plugrl_bridges.sb3 import PlugRemoteVecEnv
 from plugrl_bridges.server.options import BridgeOptions
@@ -33,6 +33,7 @@ from tests.support import ClientThread, Puppet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 NUM_ENVS, AT, LENGTH = 3, 8, 5
 
@@ -623,3 +624,43 @@ def test_final_weights_are_those_without(start: Clients, train: Callable[[Any], 
     finally:
         torch.set_num_threads(before)
     assert weights[0] == weights[1]
+
+
+# With ledgers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["obs stale", "final_obs zero", "reset_obs zero", "skipped step", "action swap"])
+@pytest.mark.parametrize("kind", ["sb3", "gymnasium"])
+def test_ledgers_hold_the_step_that_was_refused(start: Clients, tmp_path: Path, kind: str, fault: str) -> None:
+    plan = Plan(fault, "every")
+    options: dict[str, Any] = {"port": 0, "num_envs": NUM_ENVS, "verify": True, "timeout": 20}
+    trainer, envs = tmp_path / "trainer.ledger", tmp_path / "envs"
+    remote: Any = (PlugRemoteVecEnv if kind == "sb3" else PlugRLVectorEnv)(**options)
+
+    def make(env_index: int) -> Any:
+        return plan.wrap(LedgerEnv(CountingEnv(env_index, LENGTH), f"{envs}/", env_index=env_index))
+
+    client = start(make, remote.url, num_envs=NUM_ENVS)
+    env: Any = (LedgerVecEnv if kind == "sb3" else LedgerVectorEnv)(remote, trainer)
+
+    def run() -> None:
+        rng = np.random.default_rng(0)
+        env.reset()
+        for _ in range(20):
+            env.step(rng.uniform(-9, 9, (NUM_ENVS, 2)).astype(np.float32))
+
+    with pytest.raises(LedgerMismatch) as caught:
+        run()
+    assert caught.value.refused is not None
+    env.close()
+    client.stop()
+    first = compare(trainer, [envs]).first
+    assert first is not None
+    assert plan.first is not None
+    assert (first.slot.number, first.episode, first.step) == (
+        plan.first.env, plan.first.episode, plan.first.step
+    )  # fmt: skip
+    assert first.field == plan.first.field
+    assert (first.episode, first.step, first.vector_step) == (
+        caught.value.episode, caught.value.step, caught.value.vector_step
+    )  # fmt: skip

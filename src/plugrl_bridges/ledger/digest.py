@@ -119,7 +119,8 @@ def words_of(values: Array, entry: Entry) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
             values = values.astype(carried)
     n = len(values)
-    plain = np.ascontiguousarray(values).reshape(n, math.prod(entry.shape)).view(np.uint8).reshape(n, -1)
+    plain = np.ascontiguousarray(values).reshape(n, math.prod(entry.shape)).view(np.uint8)
+    plain = plain.reshape(n, math.prod(entry.shape) * carried.itemsize)
     if plain.shape[1] % 4:
         padded = np.zeros((n, 4 * _word_count(entry)), np.uint8)
         padded[:, : plain.shape[1]] = plain

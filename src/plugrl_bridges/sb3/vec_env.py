@@ -15,7 +15,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvObs, VecEnvStepReturn
 
 from plugrl_bridges.errors import SpaceError
-from plugrl_bridges.server.adapter import Adapter
+from plugrl_bridges.server.adapter import Adapter, handed_over
 from plugrl_bridges.server.attributes import known_attribute, no_call, no_set
 from plugrl_bridges.server.options import BridgeOptions
 
@@ -153,7 +153,10 @@ class PlugRemoteVecEnv(Adapter, VecEnv):
             ClientLost: if a client went away and none took its place.
         """
         self._connect()
-        step = self._lockstep.reset(self._seeds, self._options)
+        return handed_over(lambda: self._lockstep.reset(self._seeds, self._options), self._first)
+
+    def _first(self, step: StepResult) -> VecEnvObs:
+        """Give the result of a reset in this trainer's form."""
         began = step.reset_infos
         self.reset_infos = [began.get(slot, {}) for slot in range(self.num_envs)]
         for slot in step.lost:
@@ -186,7 +189,10 @@ class PlugRemoteVecEnv(Adapter, VecEnv):
             StepTimeout: naming the slots that did not answer in time.
             ClientLost: if a client went away and none took its place.
         """
-        step = self._lockstep.wait()
+        return handed_over(self._lockstep.wait, self._stepped)
+
+    def _stepped(self, step: StepResult) -> VecEnvStepReturn:
+        """Give the result of a step in this trainer's form."""
         dones = step.terminated | step.truncated
         if step.info_parts:
             infos = step.infos

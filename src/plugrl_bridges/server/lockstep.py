@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from gymnasium.error import ResetNeeded
 
-from plugrl_bridges.errors import ClientLost, EncodeError, EnvPoisoned, RaggedClientError
+from plugrl_bridges.errors import ClientLost, EncodeError, EnvPoisoned, LedgerMismatch, RaggedClientError
 from plugrl_bridges.server import report
 from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.server.episodes import EpisodeCounter
@@ -265,8 +265,13 @@ class Lockstep:
     def _verify(self, step: StepResult, *, reset: bool = False) -> None:
         """Hold a finished result to what the clients say that their envs took and gave."""
         verifier, upcoming = self._exchange.verifier, self._exchange.upcoming
-        if verifier is not None:
+        if verifier is None:
+            return
+        try:
             verifier.check(step, None if upcoming is None else upcoming.waiting, reset=reset)
+        except LedgerMismatch as exc:
+            exc.refused = step
+            raise
 
     def _check_usable(self) -> None:
         if self._hub.forked:
