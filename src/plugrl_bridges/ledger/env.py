@@ -17,6 +17,7 @@ from plugrl_bridges.errors import LedgerError
 from plugrl_bridges.ledger.columns import Columns
 from plugrl_bridges.ledger.digest import EnvDigest
 from plugrl_bridges.ledger.format import FRAME, GUARD, HEAD, Dialect, Kind, Side
+from plugrl_bridges.ledger.place import place_of_new_envs
 from plugrl_bridges.ledger.writer import Subject, shared
 
 if TYPE_CHECKING:
@@ -49,8 +50,10 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         env: Any env whose spaces are made of Box, Discrete, MultiDiscrete, MultiBinary and Text.
         path: File to write, which must not exist; or a folder, in which each process makes a file of its own. None
             writes nothing, which is of use with ``digest``.
-        env_index: Number of the env among those of its rank.
-        rank: Rank of the env client; envs are put in order by rank, then number, and env k is the trainer's row k.
+        env_index: Number of the env among those of its rank. None: in the factory of an env client the number that the
+            client gives it, elsewhere 0.
+        rank: Rank of the env client, None likewise; envs are put in order by rank, then number, and env k is the
+            trainer's row k.
         run: Identity of the run; if the trainer's ledger has one too, both must be the same.
         full: Record observations and actions of more than 1 KiB whole, not by their digest.
         digest: Keep `digest`, the chained 64-bit digest of the steps, too; a `DigestRow` shares the work with the other
@@ -67,13 +70,16 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         env: Env,
         path: str | os.PathLike[str] | None,
         *,
-        env_index: int = 0,
-        rank: int = 0,
+        env_index: int | None = None,
+        rank: int | None = None,
         run: str = "",
         full: bool = False,
         digest: bool | DigestRow = False,
     ) -> None:
         super().__init__(env)
+        own_rank, own_index = place_of_new_envs()
+        rank = own_rank if rank is None else rank
+        env_index = own_index if env_index is None else env_index
         for name, number in (("env_index", env_index), ("rank", rank)):
             if not 0 <= number < 1 << 31:
                 raise ValueError(f"{name} must be from 0 to 2**31 - 1, got {number}")
