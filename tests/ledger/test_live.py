@@ -17,7 +17,15 @@ from stable_baselines3.common.vec_env import VecTransposeImage
 
 from benchmarks.faulty_env import FAULTS, First, Plan
 from benchmarks.frames_env import FramesEnv
-from plugrl_bridges import EnvPoisoned, LedgerMismatch, RemoteProtocolError, SpaceError, UnverifiedClientError
+from plugrl_bridges import (
+    ClientLost,
+    ConnectTimeout,
+    EnvPoisoned,
+    LedgerMismatch,
+    RemoteProtocolError,
+    SpaceError,
+    UnverifiedClientError,
+)
 from plugrl_bridges.cleanrl import make_envs
 from plugrl_bridges.gym import AutoresetMode, PlugRLVectorEnv, RemoteEnv
 from plugrl_bridges.ledger import LedgerEnv
@@ -360,6 +368,59 @@ def test_each_slot_is_warned_of_once_and_the_run_goes_on(start: Clients, caplog:
 
 
 # Who can be verified -------------------------------------------------------------------------------------------------
+
+
+def test_command_that_is_suggested_starts_a_client_that_can_be_verified() -> None:
+    env = PlugRLVectorEnv(port=0, num_envs=2, verify=True, connect_timeout=0.2)
+    try:
+        with pytest.raises(ConnectTimeout, match=r"--num-envs 2 --url ws://127\.0\.0\.1:\d+ --verify$"):
+            env.reset()
+    finally:
+        env.close()
+
+
+def test_replacement_that_was_refused_is_named(start: Clients, caplog: pytest.LogCaptureFixture) -> None:
+    env = PlugRLVectorEnv(port=0, num_envs=1, verify=True, timeout=20)
+    first = start(CountingEnv, env.url)
+    action = np.ones((1, 2), np.float32)
+    try:
+        env.reset()
+        env.step(action)
+        first.stop()
+        with caplog.at_level(logging.WARNING):
+            start(CountingEnv, env.url, verify=False).join()
+        assert "stopped this client before it took a step" in caplog.text
+        assert "the reason is in the server's log" in caplog.text
+        env.step_async(action)
+        text = (
+            r"no client took the vacant slots .*; the client at 127\.0\.0\.1:\d+ was sent away: \[step-digest\] verify "
+            r"is on, .* start it with --verify .* \(\d+\.\d s ago\)\. Start a client with: .* --verify$"
+        )
+        with pytest.raises(ClientLost, match=text):
+            env.step_wait(timeout=0.2)
+    finally:
+        env.close()
+
+
+def test_refusal_is_forgotten_when_the_slots_are_taken(start: Clients, caplog: pytest.LogCaptureFixture) -> None:
+    env = PlugRLVectorEnv(port=0, num_envs=1, verify=True, timeout=20)
+    first = start(CountingEnv, env.url)
+    action = np.ones((1, 2), np.float32)
+    try:
+        env.reset()
+        start(CountingEnv, env.url, verify=False).join()
+        first.stop()
+        second = start(CountingEnv, env.url)
+        env.step(action)
+        env.step(action)
+        second.stop()
+        env.step_async(action)
+        with pytest.raises(ClientLost, match="no client took the vacant slots") as caught:
+            env.step_wait(timeout=0.2)
+        assert "sent away" not in str(caught.value)
+        assert "cannot be served" in caplog.text
+    finally:
+        env.close()
 
 
 def test_client_without_digests_is_an_error(start: Clients) -> None:
