@@ -177,11 +177,10 @@ class VectorBatch(EnvBatch):
             self._final_infos, self._next_infos = {}, {}
             if self.any_ended:
                 self._part_ended(np.flatnonzero(self.terminated | self.truncated).tolist())
-            if self._chains is not None:
-                self._digest(taken, rewards, self.observations)
+            self._digest(taken, rewards, self.observations)
 
     def _digest(self, actions: Array, rewards: Any, columns: list[Array]) -> None:  # noqa: ANN401 - the env's own
-        """Take a step into the digests: the action in the dtype of its space, as everything."""
+        """Take a step into the digests, if they are kept: the action in the dtype of its space, as everything."""
         if self._chains is not None:
             actions = actions.astype(self.action_layout.dtype)
             self._chains.step([actions], rewards, self.terminated, self.truncated, columns)
