@@ -18,6 +18,7 @@ from plugrl_bridges.errors import LedgerError
 from plugrl_bridges.ledger.columns import Columns
 from plugrl_bridges.ledger.digest import EnvDigest
 from plugrl_bridges.ledger.format import FRAME, GUARD, HEAD, Dialect, Kind, Side
+from plugrl_bridges.ledger.traits import env_name
 from plugrl_bridges.ledger.writer import Subject, shared
 
 if TYPE_CHECKING:
@@ -28,17 +29,11 @@ if TYPE_CHECKING:
     from plugrl_bridges.ledger.shared import DigestRow
     from plugrl_bridges.ledger.writer import LedgerWriter
 
-__all__ = ["LedgerEnv", "env_name"]
+__all__ = ["LedgerEnv"]
 
 _END = struct.Struct("<dB")
 
 Env: TypeAlias = "gymnasium.Env[Any, Any]"
-
-
-def env_name(env: object) -> str:
-    """Give the id of an env or vector env; its class where it has none."""
-    spec = getattr(env, "spec", None)
-    return str(spec.id) if spec is not None else type(getattr(env, "unwrapped", env)).__name__
 
 
 class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
