@@ -179,6 +179,8 @@ class Exchange:
         Raises:
             ConnectTimeout: after ``connect_timeout`` s.
             SpaceError: if a client's spaces cannot be used.
+            RaggedClientError: if a client cannot be served in lockstep.
+            UnverifiedClientError: with ``verify=True``, for a client that sends no digests.
         """
         limit = self._options.connect_timeout
         started = time.monotonic()
