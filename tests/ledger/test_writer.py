@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from plugrl_bridges.errors import LedgerError
-from plugrl_bridges.ledger import LedgerEnv, LedgerReader
+from plugrl_bridges.ledger import LedgerEnv, LedgerReader, LedgerVecEnv
 from plugrl_bridges.ledger import writer as writers
 from plugrl_bridges.ledger.format import Kind
 from tests.ledger.envs import CountingEnv
@@ -151,6 +152,38 @@ def test_interrupted_write_right_before_the_close(tmp_path: Path, taken: float |
         env.step(ACTION)
     env.close()
     assert steps_of(path) == [(0,)]
+    assert not LedgerReader(path).tail.closed
+
+
+@pytest.mark.parametrize("taken", [None, 0.5, 1.0])
+def test_interrupted_write_of_a_trainer(tmp_path: Path, taken: float | None) -> None:
+    path = tmp_path / "trainer.ledger"
+    trainer = LedgerVecEnv(DummyVecEnv([CountingEnv]), path)
+    trainer.reset()
+    writer = trainer._ledger._writer
+    writer._file = Faulty(writer._file, taken, KeyboardInterrupt())  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        trainer.step(ACTION[None])
+    trainer.step(ACTION[None])
+    trainer.close()
+    assert steps_of(path) == [(0,), (0,)]
+    assert not LedgerReader(path).tail.closed
+
+
+def test_env_that_was_interrupted_when_it_joined(tmp_path: Path) -> None:
+    path = tmp_path / "envs.ledger"
+    [first] = started(path)
+    second = LedgerEnv(CountingEnv(), path, env_index=1)
+    spoil(first, 0.5, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        second.reset()
+    second.reset()
+    for env in (first, second):
+        env.step(ACTION)
+    for env in (first, second):
+        env.close()
+    assert set(LedgerReader(path).joined()) == {(0, 0), (0, 1)}
+    assert steps_of(path) == [(0,), (1,)]
     assert not LedgerReader(path).tail.closed
 
 

@@ -42,6 +42,7 @@ _shared: weakref.WeakValueDictionary[tuple[int, str], LedgerWriter] = weakref.We
 _alive: weakref.WeakSet[LedgerWriter] = weakref.WeakSet()
 _KEPT_BACK_BYTES = 1 << 20
 _registry_lock = threading.Lock()
+_process = os.getpid()
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class LedgerWriter:
         self._is_folder = self.path.is_dir() or str(path).endswith(("/", os.sep))
         self._rank = rank
         self._file: BinaryIO | None = None
-        self._process = os.getpid()
+        self._process = _process
         self._pending: list[bytes] = []  # whole records; taken out when they are in the file
         self._pending_bytes = 0
         self._end = 0  # of what is in the file and not in `_pending`
@@ -148,7 +149,7 @@ class LedgerWriter:
                     _alive.add(self)
             for rank, number in joining:
                 payload = HEAD.pack(Kind.JOIN, 0, 0, 1) + rank.to_bytes(4, "little") + number.to_bytes(4, "little")
-                self._append(frame(payload))
+                self._pending.append(frame(payload))
             self.flush()
         except BaseException:
             self._numbers.difference_update(taken)
@@ -212,7 +213,10 @@ class LedgerWriter:
             LedgerError: if the file cannot be written, now or ever since an earlier record could not; if it belongs to
                 the process that forked this one.
         """
-        self._append(record)
+        if self._broken or self._process != _process:
+            self._check()
+        self._pending.append(record)
+        self._pending_bytes += len(record)
         self._steps += 1
         if self._steps >= self.writers:
             self._steps = 0
@@ -226,7 +230,8 @@ class LedgerWriter:
         Raises:
             LedgerError: if the file cannot be written, now or ever since an earlier record could not.
         """
-        self._append(record)
+        self._check()
+        self._pending.append(record)
         self.flush()
 
     def flush(self) -> None:
@@ -243,19 +248,13 @@ class LedgerWriter:
     @property
     def _own(self) -> bool:
         """Whether this process made the writer, and not the one that forked it."""
-        return os.getpid() == self._process
+        return self._process == _process
 
     def _check(self) -> None:
         if not self._own:
             raise LedgerError(f"the ledger {self.path} belongs to the process that forked this one: make envs here")
         if self._broken:
             raise LedgerError(self._broken)
-
-    def _append(self, record: bytes) -> None:
-        if self._broken or os.getpid() != self._process:
-            self._check()
-        self._pending.append(record)
-        self._pending_bytes += len(record)
 
     def _write_out(self) -> None:
         file = self._file
@@ -318,7 +317,7 @@ class LedgerWriter:
                 if self._under_way:
                     self.flush()
                 if whole and self.complete:
-                    self._append(frame(HEAD.pack(Kind.END, 0, 0, 0)))
+                    self._pending.append(frame(HEAD.pack(Kind.END, 0, 0, 0)))
                 self.flush()
         finally:
             self._file.close()
@@ -350,7 +349,7 @@ def shared(path: str | os.PathLike[str], subject: Subject, *, rank: int) -> Ledg
     """
     folder = Path(path).is_dir() or str(path).endswith(("/", os.sep))
     name = str(Path(path).absolute()) + (f" {rank}" if folder else "")
-    key = (os.getpid(), name)
+    key = (_process, name)
     with _registry_lock:
         writer = _shared.get(key)
         if writer is not None:
@@ -375,4 +374,11 @@ def _flush_all() -> None:
             writer.flush()
 
 
+def _forked() -> None:
+    global _process  # noqa: PLW0603 - asked for at each step, so not of the system
+    _process = os.getpid()
+
+
 atexit.register(_flush_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
