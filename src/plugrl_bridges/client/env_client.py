@@ -287,8 +287,8 @@ class EnvClient:
                 return exc
             if self._book.steps == 0:
                 logger.warning(
-                    "%s stopped this client before it took a step: the run was over, or its envs do not fit the run; "
-                    "the log of the server tells",
+                    "%s stopped this client before it took a step: the run was over, or the server cannot use this "
+                    "client; the reason is in the server's log",
                     self.url,
                 )
             return None

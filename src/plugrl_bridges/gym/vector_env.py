@@ -70,7 +70,7 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
         ping_timeout: Seconds a waiting client may leave a ping unanswered; None for ever.
         max_message_bytes: Larger messages close their connection with 1009.
         verify: Compare each step with what the env took and gave, by clients with ``--verify``; a difference is a
-            `LedgerMismatch`, or with ``"warn"`` a warning.
+            `LedgerMismatch` and a client without an `UnverifiedClientError`, or with ``"warn"`` a warning.
         autoreset_mode: Gymnasium's enum, or its name: ``SAME_STEP``; ``NEXT_STEP``, for clients of one env each;
             ``DISABLED``, where the trainer resets with ``options={"reset_mask": …}``.
 
@@ -193,6 +193,9 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
             ConnectTimeout: if the clients did not come in time.
             StepTimeout: naming the slots that did not answer in time.
             ClientLost: if a client went away and none took its place.
+            LedgerMismatch: with ``verify=True``, if an env's first observation is not what it gave.
+            UnverifiedClientError: with ``verify=True``, for a client that sends no digests.
+            SpaceError: if a client's spaces cannot be used, or are not those in use.
         """
         self._connect()
         if options is not None and not isinstance(options, Mapping):
@@ -220,6 +223,7 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
             gymnasium.error.ResetNeeded: with autoreset DISABLED, for envs whose episode has ended.
             StepTimeout: naming the slots that did not answer in time.
             ClientLost: if a client went away and none took its place.
+            LedgerMismatch: with ``verify=True``, naming the slot whose env took or gave something else.
             EnvPoisoned: before the first reset, after a step that failed, or when closed.
         """
         self.step_async(actions)

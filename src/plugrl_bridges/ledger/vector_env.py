@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import gymnasium
 import numpy as np
 
-from plugrl_bridges.ledger.env import env_name
 from plugrl_bridges.ledger.format import Dialect, Flag
 from plugrl_bridges.ledger.recorder import Recorder
+from plugrl_bridges.ledger.traits import Autoreset, autoreset_of, env_name
 from plugrl_bridges.ledger.writer import refuse_existing
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ __all__ = ["LedgerVectorEnv"]
 
 VectorEnv: TypeAlias = "gymnasium.vector.VectorEnv[Any, Any, Any]"
 
-_NEXT_STEP, _SAME_STEP, _DISABLED = "nextstep", "samestep", "disabled"
 _FINALS = ("final_obs", "final_observation")
 
 
@@ -55,7 +54,7 @@ class LedgerVectorEnv(_Wrapper):
     def __init__(self, env: VectorEnv, path: str | os.PathLike[str], *, run: str = "", full: bool = False) -> None:
         refuse_existing(path)
         super().__init__(env)
-        self._mode = _mode_of(env)
+        self._mode = autoreset_of(env)
         self._ledger = Recorder(
             path,
             observation_space=env.single_observation_space,
@@ -90,12 +89,12 @@ class LedgerVectorEnv(_Wrapper):
         flags = np.asarray(terminated, np.uint8) + np.asarray(truncated, np.uint8) * np.uint8(Flag.TRUNCATED)
         ended = flags != 0
         self._mark_lost(infos, ended, flags)
-        if self._mode == _SAME_STEP and ended.any():
+        if self._mode is Autoreset.SAME_STEP and ended.any():
             rows = np.flatnonzero(ended).tolist()
             finals = {row: self._final(infos, row) for row in rows}
             ledger.step(taken, rewards, flags, ledger.with_finals(columns, flags, finals))
             ledger.reset(columns, rows)
-        elif self._mode == _NEXT_STEP and self._ended.any():
+        elif self._mode is Autoreset.NEXT_STEP and self._ended.any():
             ledger.step(taken, rewards, flags, columns, np.flatnonzero(~self._ended).tolist())
             ledger.reset(columns, np.flatnonzero(self._ended).tolist())
             ended &= ~self._ended
@@ -123,16 +122,3 @@ class LedgerVectorEnv(_Wrapper):
         """Close the envs and the ledger."""
         super().close(**kwargs)
         self._ledger.close()
-
-
-def _mode_of(env: VectorEnv) -> str:
-    """Read the autoreset mode, an enum or a str, from the metadata; or know what the release of Gymnasium does."""
-    if not hasattr(gymnasium.vector, "AutoresetMode"):  # Gymnasium before 1.1
-        return _SAME_STEP if gymnasium.__version__.startswith("0.") else _NEXT_STEP
-    mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
-    if mode is None:
-        return _NEXT_STEP  # what Gymnasium itself assumes then
-    letters = "".join(filter(str.isalpha, str(getattr(mode, "name", mode)))).lower()
-    if letters not in {_NEXT_STEP, _SAME_STEP, _DISABLED}:
-        raise ValueError(f'{env_name(env)} has an unknown metadata["autoreset_mode"]: {mode!r}')
-    return letters

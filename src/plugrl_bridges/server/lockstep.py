@@ -118,6 +118,8 @@ class Lockstep:
         Raises:
             ConnectTimeout: after ``connect_timeout`` s, saying who is here and how to start a client.
             SpaceError: if the spaces are neither given nor announced nor safe to infer.
+            RaggedClientError: if a client cannot be served in lockstep.
+            UnverifiedClientError: with ``verify=True``, for a client that sends no digests.
         """
         self._check_usable()
         with self._hub.lock:
@@ -148,7 +150,7 @@ class Lockstep:
         Raises:
             ValueError: if there is not one seed or option per slot, or one cannot travel, or the mask parts envs of one
                 connection that cannot be parted; nothing was sent then.
-            ConnectTimeout: if the clients did not come in time.
+            ConnectTimeout: if the clients did not come in time; and what else `connect` raises.
             StepTimeout: naming the slots that did not answer in time.
             ClientLost: if a client went away and none took its place.
             LedgerMismatch: with ``verify=True``, if an env's first observation is not what it gave.
