@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import gymnasium
 import numpy as np
 
+from plugrl_bridges.errors import LedgerMismatch
 from plugrl_bridges.ledger.format import Dialect, Flag
 from plugrl_bridges.ledger.recorder import Recorder
 from plugrl_bridges.ledger.traits import Autoreset, autoreset_of, env_name
@@ -74,16 +75,33 @@ class LedgerVectorEnv(_Wrapper):
         mask = None if options is None else options.get("reset_mask")  # Gymnasium takes it out of the options
         rows = None if mask is None else np.flatnonzero(mask).tolist()
         env: Any = self.env  # Gymnasium's own signatures differ, and know no list of seeds
-        returned: tuple[Any, dict[str, Any]] = env.reset(seed=seed, options=options)
+        try:
+            returned: tuple[Any, dict[str, Any]] = env.reset(seed=seed, options=options)
+        except LedgerMismatch as exc:  # what the live check refuses is what a comparison is to find
+            if exc.refused is not None:
+                self._record_reset(exc.refused, rows)
+            raise
+        self._record_reset(returned, rows)
+        return returned
+
+    def _record_reset(self, returned: tuple[Any, dict[str, Any]], rows: list[int] | None) -> None:
         self._ended[slice(None) if rows is None else rows] = False
         self._ledger.reset(self._ledger.observation.batch(returned[0], self._ledger.num_envs), rows)
-        return returned
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # noqa: ANN401 - the env's own
         """Step the envs, and write it down."""
+        taken = self._ledger.taken(actions)
+        try:
+            returned = self.env.step(actions)
+        except LedgerMismatch as exc:
+            if exc.refused is not None:
+                self._record(taken, exc.refused)
+            raise
+        self._record(taken, returned)
+        return returned
+
+    def _record(self, taken: list[Array], returned: tuple[Any, Any, Any, Any, dict[str, Any]]) -> None:
         ledger = self._ledger
-        taken = ledger.taken(actions)
-        returned = self.env.step(actions)
         observation, rewards, terminated, truncated, infos = returned
         columns = ledger.observation.batch(observation, ledger.num_envs)
         flags = np.asarray(terminated, np.uint8) + np.asarray(truncated, np.uint8) * np.uint8(Flag.TRUNCATED)
@@ -101,7 +119,6 @@ class LedgerVectorEnv(_Wrapper):
         else:
             ledger.step(taken, rewards, flags, columns)
         self._ended = ended
-        return returned
 
     def _final(self, infos: Mapping[str, Value], row: int) -> Sequence[Array] | None:
         final = next((infos[key] for key in _FINALS if key in infos), None)
