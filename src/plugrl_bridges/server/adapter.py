@@ -71,6 +71,11 @@ class Adapter:
         """How many times a client with slots was lost."""
         return self._lockstep.client_losses
 
+    @property
+    def verified(self) -> int:
+        """How many env steps and first observations the live check has compared; 0 without ``verify``."""
+        return self._lockstep.verified
+
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Refuse to be pickled or copied: a listening socket and its clients cannot be.
 

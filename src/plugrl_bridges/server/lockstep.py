@@ -103,6 +103,11 @@ class Lockstep:
         return known(self._roster.announced)
 
     @property
+    def verified(self) -> int:
+        """How many env steps and first observations the live check has compared."""
+        return 0 if self._exchange.verifier is None else self._exchange.verifier.compared
+
+    @property
     def client_losses(self) -> int:
         """How many connections with slots were lost so far."""
         return self._roster.client_losses

@@ -108,6 +108,7 @@ class Verifier:
         self._steps = np.zeros(num_envs, np.int64)
         self._vector_step = 0
         self._warned: set[int] = set()
+        self._closed = False
         # In DISABLED mode, what was handed over last: a reset of some slots hands that of the others over once more.
         self._handed: list[Array] = []
 
@@ -291,7 +292,11 @@ class Verifier:
             logger.warning("%s. Further ones of these slots are only counted", text)
 
     def close(self) -> None:
-        """Say how many mismatches there were, if they were no errors."""
-        if self.mismatches:
-            logger.warning("verify: %d mismatches in %d vector steps", self.mismatches, self._vector_step)
-            self.mismatches = 0
+        """Say what was compared, and how many mismatches there were, if they were no errors."""
+        if not self._closed:
+            level = logging.WARNING if self.mismatches else logging.INFO
+            logger.log(
+                level, "verify: %d mismatches in %d vector steps; %d env steps and first observations were compared",
+                self.mismatches, self._vector_step, self.compared,
+            )  # fmt: skip
+        self._closed = True
