@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvObs, Vec
 from plugrl_bridges.errors import LedgerMismatch
 from plugrl_bridges.ledger.format import Dialect, Flag
 from plugrl_bridges.ledger.recorder import Recorder
-from plugrl_bridges.ledger.writer import refuse_existing
+from plugrl_bridges.ledger.writer import check_trainer_path
 
 if TYPE_CHECKING:
     import os
@@ -29,16 +29,17 @@ class LedgerVecEnv(VecEnvWrapper):
 
     Args:
         venv: Any `VecEnv`.
-        path: File to write, which must not exist; or a folder.
+        path: File to write, which must not exist.
         run: Identity of the run.
         full: Record observations and actions of more than 1 KiB whole, not by their digest.
 
     Raises:
-        LedgerError: for a space that cannot be recorded; if the file exists; at the first reset, if it cannot be made.
+        LedgerError: for a space that cannot be recorded; if the path exists or is a folder; at the first reset,
+            if the file cannot be made.
     """
 
     def __init__(self, venv: VecEnv, path: str | os.PathLike[str], *, run: str = "", full: bool = False) -> None:
-        refuse_existing(path)
+        check_trainer_path(path)
         super().__init__(venv)
         self._ledger = Recorder(
             path,

@@ -12,7 +12,7 @@ from plugrl_bridges.errors import LedgerMismatch
 from plugrl_bridges.ledger.format import Dialect, Flag
 from plugrl_bridges.ledger.recorder import Recorder
 from plugrl_bridges.ledger.traits import Autoreset, autoreset_of, env_name
-from plugrl_bridges.ledger.writer import refuse_existing
+from plugrl_bridges.ledger.writer import check_trainer_path
 
 if TYPE_CHECKING:
     import os
@@ -43,17 +43,18 @@ class LedgerVectorEnv(_Wrapper):
 
     Args:
         env: Any `gymnasium.vector.VectorEnv`.
-        path: File to write, which must not exist; or a folder.
+        path: File to write, which must not exist.
         run: Identity of the run.
         full: Record observations and actions of more than 1 KiB whole, not by their digest.
 
     Raises:
-        LedgerError: for a space that cannot be recorded; if the file exists; at the first reset, if it cannot be made.
+        LedgerError: for a space that cannot be recorded; if the path exists or is a folder; at the first reset,
+            if the file cannot be made.
         ValueError: for an unknown autoreset mode in the env's metadata.
     """
 
     def __init__(self, env: VectorEnv, path: str | os.PathLike[str], *, run: str = "", full: bool = False) -> None:
-        refuse_existing(path)
+        check_trainer_path(path)
         super().__init__(env)
         self._mode = autoreset_of(env)
         self._ledger = Recorder(

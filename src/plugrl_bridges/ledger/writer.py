@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from plugrl_bridges.ledger.columns import Columns
     from plugrl_bridges.ledger.format import Dialect, Side
 
-__all__ = ["LedgerWriter", "Subject", "refuse_existing", "shared"]
+__all__ = ["LedgerWriter", "Subject", "check_trainer_path", "shared"]
 
 _shared: weakref.WeakValueDictionary[tuple[int, str], LedgerWriter] = weakref.WeakValueDictionary()
 """By process and path, as long as an env has the writer; nothing needs to take them out, and no lock to do so."""
@@ -106,7 +106,7 @@ class LedgerWriter:
     def __init__(self, path: str | os.PathLike[str], subject: Subject, *, rank: int = 0) -> None:
         self.subject = subject
         self.path = Path(path)
-        self._is_folder = self.path.is_dir() or str(path).endswith(("/", os.sep))
+        self._is_folder = _is_folder(path)
         self._rank = rank
         self._file: BinaryIO | None = None
         self._process = _process
@@ -195,14 +195,16 @@ class LedgerWriter:
 
     def _open(self) -> BinaryIO:
         try:
+            folder = self.path if self._is_folder else self.path.parent
+            folder.mkdir(parents=True, exist_ok=True)
             if self._is_folder:
-                self.path.mkdir(parents=True, exist_ok=True)
                 name = f"{self.subject.side.value}-r{self._rank}-{time.time_ns():x}-{os.getpid()}.ledger"
                 self.path /= name
                 self._is_folder = False
             return self.path.open("xb", buffering=0)
         except FileExistsError as exc:
-            raise _exists(self.path) from exc
+            advice = "each process needs a file of its own: name a folder (end it with /), and each makes one there"
+            raise _exists(self.path, advice) from exc
         except OSError as exc:
             raise LedgerError(f"the ledger {self.path} cannot be made: {exc}") from exc
 
@@ -324,21 +326,24 @@ class LedgerWriter:
             self._file = None
 
 
-def refuse_existing(path: str | os.PathLike[str]) -> None:
-    """Refuse a file that is there already, before anything is done for the ledger.
+def check_trainer_path(path: str | os.PathLike[str]) -> None:
+    """Refuse a path where a trainer's ledger cannot be, before anything is done for it.
 
     Raises:
-        LedgerError: if it is there, and no folder.
+        LedgerError: if it is there, or is a folder.
     """
-    if Path(path).exists() and not Path(path).is_dir():
-        raise _exists(Path(path))
+    if _is_folder(path):
+        raise LedgerError(f"a trainer's ledger is one file, {path} is a folder: name a file, such as trainer.ledger")
+    if Path(path).exists():
+        raise _exists(Path(path), "give each run a file of its own")
 
 
-def _exists(path: Path) -> LedgerError:
-    return LedgerError(
-        f"the ledger {path} exists: a ledger is never overwritten, and each process needs a file of its own (give a "
-        "folder, and each makes one there)"
-    )
+def _is_folder(path: str | os.PathLike[str]) -> bool:
+    return Path(path).is_dir() or str(path).endswith(("/", os.sep))
+
+
+def _exists(path: Path, advice: str) -> LedgerError:
+    return LedgerError(f"the ledger {path} exists: a ledger is never overwritten; {advice}")
 
 
 def shared(path: str | os.PathLike[str], subject: Subject, *, rank: int) -> LedgerWriter:
@@ -347,8 +352,7 @@ def shared(path: str | os.PathLike[str], subject: Subject, *, rank: int) -> Ledg
     Raises:
         LedgerError: if other envs with other spaces, or of another run, write there.
     """
-    folder = Path(path).is_dir() or str(path).endswith(("/", os.sep))
-    name = str(Path(path).absolute()) + (f" {rank}" if folder else "")
+    name = str(Path(path).absolute()) + (f" {rank}" if _is_folder(path) else "")
     key = (_process, name)
     with _registry_lock:
         writer = _shared.get(key)
