@@ -27,7 +27,7 @@ help: ## List the targets
 
 .PHONY: demo
 demo: $(READY) ## Train on environments in another process, and see that nothing changed
-	@$(BIN)/python -m plugrl_bridges.demo
+	@$(BIN)/python -m plugrl_bridges.demo $(ARGS)
 
 .PHONY: test test-gym029 test-rlinf
 # One thread per process: the tests bring their own processes, and the arithmetic stays the same on every machine.

@@ -14,6 +14,8 @@ from plugrl_bridges.client.envs import EnvList
 from plugrl_bridges.client.factory import build_batch
 from plugrl_bridges.client.vector_env import VectorBatch
 from plugrl_bridges.errors import FactoryError, SpaceError
+from plugrl_bridges.ledger import LedgerEnv, LedgerReader
+from plugrl_bridges.ledger.place import place_of_new_envs
 from tests.client.scripted import CountEnv
 
 if TYPE_CHECKING:
@@ -163,3 +165,13 @@ def test_a_factory_that_returns_the_same_env_again_is_refused() -> None:
     env = gymnasium.make("CartPole-v1")
     with pytest.raises(FactoryError, match="same CartPole-v1 object more than once"):
         EnvClient(lambda: env, num_envs=2, connect_timeout=0.1).run()
+
+
+def test_ledgers_of_a_factory_know_rank_and_number(tmp_path: Path) -> None:
+    folder = tmp_path / "ledgers"
+    batch = build_batch(lambda: LedgerEnv(CountEnv(), f"{folder}/"), 3, rank=2)
+    batch.reset([0, 1, 2])
+    batch.close()
+    [path] = folder.iterdir()
+    assert LedgerReader(path).joined() == [(2, 0), (2, 1), (2, 2)]
+    assert place_of_new_envs() == (0, 0)

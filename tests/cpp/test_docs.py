@@ -42,7 +42,7 @@ def test_the_program_of_the_page(build: Callable[..., Path], tmp_path: Path) -> 
     assert re.fullmatch(r"\d+ episodes\n", output)
     assert {episode.length for episode in summary.episodes} == {50}
     assert {key: (value.dtype.str, value.shape) for key, value in seen[0].items()} == {
-        "camera": ("|u1", (4, 8, 8, 3)),
+        "camera": ("|u1", (4, 36, 36, 3)),
         "thermometer": ("<f4", (4, 1)),
     }
     for observation in seen:

@@ -244,3 +244,20 @@ def test_show_of_a_folder_names_what_is_in_it(tmp_path: Path) -> None:
     assert " and 6 more" in error("show", tmp_path / "envs")
     (tmp_path / "empty").mkdir()
     assert "is a folder, and no ledger (*.ledger) is in it" in error("show", tmp_path / "empty")
+
+
+def test_a_trainers_ledger_is_no_folder(tmp_path: Path) -> None:
+    venv = DummyVecEnv([CountingEnv])
+    for path in (tmp_path, f"{tmp_path}/new/"):
+        with pytest.raises(LedgerError, match=r"a trainer's ledger is one file, .* is a folder: name a file"):
+            LedgerVecEnv(venv, path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_on_the_way_are_made(tmp_path: Path) -> None:
+    env = LedgerVecEnv(
+        DummyVecEnv([lambda: LedgerEnv(CountingEnv(), tmp_path / "a" / "envs.ledger")]), tmp_path / "b" / "c.ledger"
+    )
+    env.reset()
+    env.close()
+    assert compare(tmp_path / "b" / "c.ledger", [tmp_path / "a"]).equal

@@ -17,10 +17,18 @@ from stable_baselines3.common.vec_env import VecTransposeImage
 
 from benchmarks.faulty_env import FAULTS, First, Plan
 from benchmarks.frames_env import FramesEnv
-from plugrl_bridges import EnvPoisoned, LedgerMismatch, RemoteProtocolError, SpaceError, UnverifiedClientError
+from plugrl_bridges import (
+    ClientLost,
+    ConnectTimeout,
+    EnvPoisoned,
+    LedgerMismatch,
+    RemoteProtocolError,
+    SpaceError,
+    UnverifiedClientError,
+)
 from plugrl_bridges.cleanrl import make_envs
 from plugrl_bridges.gym import AutoresetMode, PlugRLVectorEnv, RemoteEnv
-from plugrl_bridges.ledger import LedgerEnv
+from plugrl_bridges.ledger import LedgerEnv, LedgerVecEnv, LedgerVectorEnv, compare
 from plugrl_bridges.ledger.digest import EnvDigest
 from plugrl_bridges.sb3 import PlugRemoteVecEnv
 from plugrl_bridges.server.options import BridgeOptions
@@ -33,6 +41,7 @@ from tests.support import ClientThread, Puppet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 NUM_ENVS, AT, LENGTH = 3, 8, 5
 
@@ -77,11 +86,10 @@ ACTIONS: dict[str, gym.Space[Any]] = {
 }
 
 
-def checked(env: Any) -> int:
-    """Give how many episodes a verifier has seen begin, all slots together."""
+def checked(env: Any) -> tuple[int, int]:
+    """Give how many episodes a verifier has seen begin, and how many steps and first observations it compared."""
     verifier = env._lockstep._exchange.verifier
-    assert verifier.mismatches == 0
-    return int(verifier._episodes.sum()) + len(verifier._episodes)
+    return int(verifier._episodes.sum()) + len(verifier._episodes), verifier.compared
 
 
 # Clean runs ----------------------------------------------------------------------------------------------------------
@@ -98,16 +106,21 @@ def test_clean_run_of_every_space_and_mode(start: Clients, mode: AutoresetMode, 
     try:
         env.reset(seed=3)
         env.action_space.seed(0)
+        ends = 0
         for number in range(14):
             _, _, terminated, truncated, _ = env.step(env.action_space.sample())
             ended = terminated | truncated
+            ends += int(ended.sum())
             if mode is AutoresetMode.DISABLED and ended.any():
                 env.reset(options={"reset_mask": ended})
             if number == 5:
                 env.reset(seed=[7, None])  # in the middle of an episode
             if number == 6:
                 env.reset()
-        assert checked(env) >= 8
+        assert ends >= 2
+        # In NEXT_STEP each vector step is, to a slot, either a step or the first observation of an episode.
+        firsts = 3 * 2 + (0 if mode is AutoresetMode.NEXT_STEP else ends)
+        assert checked(env)[1] == 14 * 2 + firsts
     finally:
         env.close()
 
@@ -128,7 +141,7 @@ def test_clean_run_of_stable_baselines3_with_several_clients(start: Clients, dty
             if number == 12:
                 env.seed(5)
                 env.reset()
-        assert checked(env) == 5 * (1 + 2 + 1 + 2)
+        assert checked(env) == (5 * 6, 5 * (23 + 6)), "at the resets, and after 2 ends each"
     finally:
         env.close()
 
@@ -144,7 +157,7 @@ def test_clean_run_of_a_batched_simulator(start: Clients, mode: Gymnasiums) -> N
             env.step(np.full((4, 2), number / 8, np.float32))
         env.reset(seed=2)
         env.step(np.zeros((4, 2), np.float32))
-        assert checked(env) == 4 * (1 + 4 + 1)
+        assert checked(env) == (4 * 6, 4 * (23 + 6))
     finally:
         env.close()
 
@@ -167,7 +180,23 @@ def test_actions_wider_or_narrower_than_their_space(start: Clients, dtype: Any, 
         for _ in range(7):
             env.step(np.full((2, 2), 0.3, np.float32))
             env.step(np.full((2, 2), 0.3, np.float64))
-        assert checked(env) == 2 * 3
+        assert checked(env) == (2 * 3, 2 * (14 + 3))
+    finally:
+        env.close()
+
+
+def test_clean_run_of_envs_whose_reset_takes_nothing(start: Clients) -> None:
+    class Sparing(CountingEnv):
+        def reset(self) -> Any:  # type: ignore[override]
+            return super().reset()
+
+    env = PlugRLVectorEnv(port=0, num_envs=2, verify=True, timeout=20)
+    start(Sparing, env.url, num_envs=2)
+    try:
+        env.reset()
+        for _ in range(7):
+            env.step(np.ones((2, 2), np.float32))
+        assert checked(env) == (2 * 2, 2 * (7 + 2))
     finally:
         env.close()
 
@@ -182,7 +211,7 @@ def test_clean_run_of_a_single_env(start: Clients) -> None:
                 env.step(np.ones(2, np.float32))
         env.reset(seed=4)
         env.reset()
-        assert checked(env) == 5 - 1  # a reset right after a reset counts once
+        assert checked(env) == (5 - 1, 9 + 5), "a reset right after a reset begins no further episode"
     finally:
         env.close()
 
@@ -205,7 +234,8 @@ def test_lost_client_and_its_replacement(start: Clients, mode: AutoresetMode) ->
                 first.stop()
                 start(partial(CountingEnv, 3), env.url, rank=0, group_num_envs=2)
         assert losses == 1
-        assert checked(env) >= 8
+        # All but the step in which slot 0 was lost; what its replacement brought is a first observation like others.
+        assert checked(env) == ((8, 2 + 39) if mode is AutoresetMode.NEXT_STEP else (10, 39 + 10))
     finally:
         env.close()
 
@@ -227,7 +257,7 @@ def test_client_that_comes_back_in_the_middle_of_an_episode(start: Clients) -> N
             env.step(np.ones((1, 2), np.float32))
         observation, *_ = env.step(np.ones((1, 2), np.float32))
         assert observation[0, 0] == np.float32(7 * 1.0009765625), "the episode went on"
-        assert checked(env) == 2, "as the trainer counts"
+        assert checked(env) == (2, 1 + 3 + 3), "as the trainer counts; not what it came back with"
     finally:
         env.close()
 
@@ -488,6 +518,59 @@ def test_each_slot_is_warned_of_once_and_the_run_goes_on(start: Clients, caplog:
 # Who can be verified -------------------------------------------------------------------------------------------------
 
 
+def test_command_that_is_suggested_starts_a_client_that_can_be_verified() -> None:
+    env = PlugRLVectorEnv(port=0, num_envs=2, verify=True, connect_timeout=0.2)
+    try:
+        with pytest.raises(ConnectTimeout, match=r"--num-envs 2 --url ws://127\.0\.0\.1:\d+ --verify$"):
+            env.reset()
+    finally:
+        env.close()
+
+
+def test_replacement_that_was_refused_is_named(start: Clients, caplog: pytest.LogCaptureFixture) -> None:
+    env = PlugRLVectorEnv(port=0, num_envs=1, verify=True, timeout=20)
+    first = start(CountingEnv, env.url)
+    action = np.ones((1, 2), np.float32)
+    try:
+        env.reset()
+        env.step(action)
+        first.stop()
+        with caplog.at_level(logging.WARNING):
+            start(CountingEnv, env.url, verify=False).join()
+        assert "stopped this client before it took a step" in caplog.text
+        assert "the reason is in the server's log" in caplog.text
+        env.step_async(action)
+        text = (
+            r"no client took the vacant slots .*; the client at 127\.0\.0\.1:\d+ was sent away: \[step-digest\] verify "
+            r"is on, .* start it with --verify .* \(\d+\.\d s ago\)\. Start a client with: .* --verify$"
+        )
+        with pytest.raises(ClientLost, match=text):
+            env.step_wait(timeout=0.2)
+    finally:
+        env.close()
+
+
+def test_refusal_is_forgotten_when_the_slots_are_taken(start: Clients, caplog: pytest.LogCaptureFixture) -> None:
+    env = PlugRLVectorEnv(port=0, num_envs=1, verify=True, timeout=20)
+    first = start(CountingEnv, env.url)
+    action = np.ones((1, 2), np.float32)
+    try:
+        env.reset()
+        start(CountingEnv, env.url, verify=False).join()
+        first.stop()
+        second = start(CountingEnv, env.url)
+        env.step(action)
+        env.step(action)
+        second.stop()
+        env.step_async(action)
+        with pytest.raises(ClientLost, match="no client took the vacant slots") as caught:
+            env.step_wait(timeout=0.2)
+        assert "sent away" not in str(caught.value)
+        assert "cannot be served" in caplog.text
+    finally:
+        env.close()
+
+
 def test_client_without_digests_is_an_error(start: Clients) -> None:
     env = PlugRLVectorEnv(port=0, verify=True, timeout=20)
     start(CountingEnv, env.url, verify=False)
@@ -508,7 +591,7 @@ def test_client_without_digests_may_be_let_in(start: Clients, caplog: pytest.Log
             for _ in range(12):
                 env.step(np.ones((2, 2), np.float32))
         assert "its slots are not checked" in caplog.text
-        assert checked(env) == 3, "those of the other"
+        assert checked(env) == (3, 12 + 3), "those of the other"
     finally:
         env.close()
 
@@ -623,3 +706,43 @@ def test_final_weights_are_those_without(start: Clients, train: Callable[[Any], 
     finally:
         torch.set_num_threads(before)
     assert weights[0] == weights[1]
+
+
+# With ledgers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["obs stale", "final_obs zero", "reset_obs zero", "skipped step", "action swap"])
+@pytest.mark.parametrize("kind", ["sb3", "gymnasium"])
+def test_ledgers_hold_the_step_that_was_refused(start: Clients, tmp_path: Path, kind: str, fault: str) -> None:
+    plan = Plan(fault, "every")
+    options: dict[str, Any] = {"port": 0, "num_envs": NUM_ENVS, "verify": True, "timeout": 20}
+    trainer, envs = tmp_path / "trainer.ledger", tmp_path / "envs"
+    remote: Any = (PlugRemoteVecEnv if kind == "sb3" else PlugRLVectorEnv)(**options)
+
+    def make(env_index: int) -> Any:
+        return plan.wrap(LedgerEnv(CountingEnv(env_index, LENGTH), f"{envs}/", env_index=env_index))
+
+    client = start(make, remote.url, num_envs=NUM_ENVS)
+    env: Any = (LedgerVecEnv if kind == "sb3" else LedgerVectorEnv)(remote, trainer)
+
+    def run() -> None:
+        rng = np.random.default_rng(0)
+        env.reset()
+        for _ in range(20):
+            env.step(rng.uniform(-9, 9, (NUM_ENVS, 2)).astype(np.float32))
+
+    with pytest.raises(LedgerMismatch) as caught:
+        run()
+    assert caught.value.refused is not None
+    env.close()
+    client.stop()
+    first = compare(trainer, [envs]).first
+    assert first is not None
+    assert plan.first is not None
+    assert (first.slot.number, first.episode, first.step) == (
+        plan.first.env, plan.first.episode, plan.first.step
+    )  # fmt: skip
+    assert first.field == plan.first.field
+    assert (first.episode, first.step, first.vector_step) == (
+        caught.value.episode, caught.value.step, caught.value.vector_step
+    )  # fmt: skip

@@ -50,6 +50,7 @@ def test_slots_are_written_as_ranges(slots: list[int], text: str) -> None:
 def test_the_command_has_the_url_and_the_number_of_envs() -> None:
     assert client_command(URL, 4) == f"plugrl-env-client --env-id <id> --num-envs 4 --url {URL}"
     assert "--num-envs <n>" in client_command(URL, None)
+    assert client_command(URL, 4, verify=True) == f"plugrl-env-client --env-id <id> --num-envs 4 --url {URL} --verify"
 
 
 def test_waiting_says_who_is_here_and_how_to_start_a_client() -> None:
@@ -59,6 +60,7 @@ def test_waiting_says_who_is_here_and_how_to_start_a_client() -> None:
         f"Start a client with: plugrl-env-client --env-id <id> --num-envs 1 --url {URL}"
     )
     assert "0 of ? envs are here." in waiting_for_clients(URL, None, [], 7.2)
+    assert waiting_for_clients(URL, 4, [], 7.2, verify=True).endswith(" --verify")
 
 
 def test_still_acting_names_slots_addresses_and_last_words() -> None:
@@ -76,6 +78,8 @@ def test_vacant_slots_are_told_by_the_client_that_left_them() -> None:
     assert "slots 0-1 were at 127.0.0.1:5, lost 0.0 s ago: its connection ended with 1006" in text
     assert "slots 3 were at 127.0.0.1:6" in text
     assert "--num-envs 3" in text
+    text = vacant_slots(URL, {1: first}, 5, 60.0, ["a note"], verify=True)
+    assert f"feedback 3.0 s ago; a note. Start a client with: {client_command(URL, 1, verify=True)}" in text
 
 
 def test_lost_clients_say_which_option_would_have_gone_on() -> None:

@@ -71,7 +71,7 @@ def make_envs(  # noqa: PLR0913 - the options of every adapter, keyword-only
         ping_timeout: Seconds a waiting client may leave a ping unanswered; None for ever.
         max_message_bytes: Larger messages close their connection with 1009.
         verify: Compare each step with what the env took and gave, by clients with ``--verify``; a difference is a
-            `LedgerMismatch`, or with ``"warn"`` a warning.
+            `LedgerMismatch` and a client without an `UnverifiedClientError`, or with ``"warn"`` a warning.
         autoreset_mode: As the script expects it. ``SAME_STEP``: records under ``final_info``. ``NEXT_STEP``, what
             Gymnasium 1.x's own ``SyncVectorEnv`` does by default: records under ``episode``; for clients of one env
             each.

@@ -173,7 +173,10 @@ class EnvClient:
             RemoteProtocolError: The server sent a text frame: it is no training server [7.4].
         """
         try:
-            batch = build_batch(self._make_env, self._num_envs, verify=self._verify, before_each=self._raise_if_stopped)
+            batch = build_batch(
+                self._make_env, self._num_envs, rank=self._rank or 0, verify=self._verify,
+                before_each=self._raise_if_stopped,
+            )  # fmt: skip
         except Stopped:
             return self._book.summary(reconnects=0, reason="stopped")
         try:
@@ -284,8 +287,8 @@ class EnvClient:
                 return exc
             if self._book.steps == 0:
                 logger.warning(
-                    "%s stopped this client before it took a step: the run was over, or its envs do not fit the run; "
-                    "the log of the server tells",
+                    "%s stopped this client before it took a step: the run was over, or the server cannot use this "
+                    "client; the reason is in the server's log",
                     self.url,
                 )
             return None

@@ -13,6 +13,7 @@ import numpy as np
 from plugrl_bridges.client.batch import EnvBatch
 from plugrl_bridges.client.verified import with_digests
 from plugrl_bridges.errors import FactoryError
+from plugrl_bridges.ledger.traits import env_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,18 +22,12 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.wire.codec import Array, Value
 
-__all__ = ["EnvList", "name_of", "traits_of"]
+__all__ = ["EnvList", "traits_of"]
 
 logger = logging.getLogger(__name__)
 
 Env: TypeAlias = "gymnasium.Env[Any, Any]"
 AnyEnv: TypeAlias = "Env | gymnasium.vector.VectorEnv[Any, Any, Any]"
-
-
-def name_of(env: AnyEnv) -> str:
-    """Give an env's id, or its class where it has none."""
-    spec = getattr(env, "spec", None)
-    return str(spec.id) if spec is not None else type(getattr(env, "unwrapped", env)).__name__
 
 
 def traits_of(env: AnyEnv) -> dict[str, Value]:
@@ -62,10 +57,10 @@ class EnvList(EnvBatch):
         first = envs[0]
         if len({id(getattr(env, "unwrapped", env)) for env in envs}) != len(envs):
             raise FactoryError(
-                f"the env factory returned the same {name_of(first)} object more than once: it must make a new one at "
+                f"the env factory returned the same {env_name(first)} object more than once: it must make a new one at "
                 "each call"
             )
-        super().__init__(len(envs), first.observation_space, first.action_space, name_of(first))
+        super().__init__(len(envs), first.observation_space, first.action_space, env_name(first))
         for row, env in enumerate(envs):
             if env.observation_space != first.observation_space or env.action_space != first.action_space:
                 raise FactoryError(

@@ -21,6 +21,7 @@ from gymnasium.envs.registration import load_env_creator
 from plugrl_bridges.client.envs import AnyEnv, EnvList
 from plugrl_bridges.client.vector_env import VectorBatch
 from plugrl_bridges.errors import FactoryError
+from plugrl_bridges.ledger.place import placing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -136,7 +137,12 @@ def _line(exc: Exception) -> str:
 
 
 def build_batch(
-    make_env: MakeEnv, num_envs: int | None, *, verify: bool = False, before_each: Callable[[], None] = lambda: None
+    make_env: MakeEnv,
+    num_envs: int | None,
+    *,
+    rank: int = 0,
+    verify: bool = False,
+    before_each: Callable[[], None] = lambda: None,
 ) -> EnvBatch:
     """Make the envs of one client.
 
@@ -144,6 +150,7 @@ def build_batch(
         make_env: Called ``num_envs`` times, or once if it returns a vector env. If it has a parameter ``env_index``, it
             is given 0, 1, …
         num_envs: None: one env, or as many as the vector env has rows.
+        rank: Of the client, for the ledgers that the factory makes.
         verify: Keep the digests of the envs' steps.
         before_each: Called before each env is made. What it raises is let through, and the envs made so far are closed.
 
@@ -152,7 +159,7 @@ def build_batch(
         SpaceError: if the spaces cannot travel.
     """
     before_each()
-    first = _make(make_env, 0)
+    first = _make(make_env, rank, 0)
     made = [first]
     try:
         if isinstance(first, gymnasium.vector.VectorEnv):
@@ -164,7 +171,7 @@ def build_batch(
         envs = [first]
         for row in range(1, num_envs or 1):
             before_each()
-            env = _make(make_env, row)
+            env = _make(make_env, rank, row)
             made.append(env)
             if isinstance(env, gymnasium.vector.VectorEnv):
                 raise FactoryError("the factory returned first an env, then a vector env")
@@ -176,10 +183,11 @@ def build_batch(
         raise
 
 
-def _make(make_env: MakeEnv, row: int) -> AnyEnv:
+def _make(make_env: MakeEnv, rank: int, row: int) -> AnyEnv:
     try:
         numbered: dict[str, int] = {_INDEX: row} if _wants_index(make_env) else {}
-        env = cast("Callable[..., AnyMade]", make_env)(**numbered)
+        with placing(rank, row):
+            env = cast("Callable[..., AnyMade]", make_env)(**numbered)
     except Exception as exc:
         logger.exception("the env factory failed")
         raise FactoryError(f"the env factory failed: {_line(exc)}") from exc

@@ -6,7 +6,6 @@ is settled here, once. ``factory.build_batch`` makes it. It must not know of con
 
 from __future__ import annotations
 
-import enum
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,9 +16,11 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from plugrl_bridges.client.batch import EnvBatch
 from plugrl_bridges.client.columns import columns_for_wire, merged_columns
-from plugrl_bridges.client.envs import name_of, traits_of
+from plugrl_bridges.client.envs import traits_of
+from plugrl_bridges.client.verified import ledger_in
 from plugrl_bridges.errors import FactoryError
 from plugrl_bridges.ledger.digest import StepDigests
+from plugrl_bridges.ledger.traits import HAS_MODES, Autoreset, autoreset_of, env_name
 from plugrl_bridges.spaces import ObservationLayout
 
 if TYPE_CHECKING:
@@ -34,15 +35,6 @@ VectorEnv: TypeAlias = "gymnasium.vector.VectorEnv[Any, Any, Any]"
 
 _FINALS = ("final_obs", "final_observation")
 _FINAL_KEYS = {*_FINALS, "final_info", "_final_obs", "_final_observation", "_final_info"}
-_HAS_MODES = hasattr(gymnasium.vector, "AutoresetMode")  # Gymnasium 1.1; 0.29 is always SAME_STEP, 1.0 always NEXT_STEP
-
-
-class _Mode(enum.Enum):
-    """Gymnasium's autoreset modes, under names without punctuation."""
-
-    NEXT_STEP = "nextstep"
-    SAME_STEP = "samestep"
-    DISABLED = "disabled"
 
 
 class VectorBatch(EnvBatch):
@@ -59,22 +51,26 @@ class VectorBatch(EnvBatch):
         verify: Keep the digests of their steps.
 
     Raises:
-        FactoryError: if it autoresets in the next step, which would cost each episode a step of the others.
+        FactoryError: if it autoresets in the next step, which would cost each episode a step of the others; for an
+            unknown autoreset mode.
         SpaceError: if a space cannot travel.
     """
 
     def __init__(self, env: VectorEnv, *, verify: bool = False) -> None:
-        super().__init__(int(env.num_envs), env.single_observation_space, env.single_action_space, name_of(env))
-        mode = _mode_of(env, self.name)
+        super().__init__(int(env.num_envs), env.single_observation_space, env.single_action_space, env_name(env))
+        try:
+            mode = autoreset_of(env)
+        except ValueError as exc:
+            raise FactoryError(f"the vector env {exc}") from None
         own = isinstance(getattr(env, "unwrapped", env), (SyncVectorEnv, AsyncVectorEnv))
-        self._masked = mode is _Mode.DISABLED or (own and _HAS_MODES)
-        self._same_step = mode is _Mode.SAME_STEP
+        self._masked = mode is Autoreset.DISABLED or (own and HAS_MODES)
+        self._same_step = mode is Autoreset.SAME_STEP
         if not self._same_step and not self._masked:
             raise FactoryError(
                 f"the vector env {self.name} starts the next episode in the step after the end (autoreset mode "
                 f"{mode.name}), which a client cannot use: make it with autoreset_mode=AutoresetMode.SAME_STEP (or "
                 'DISABLED, with options["reset_mask"]), and say so in its metadata["autoreset_mode"]'
-                + ("" if _HAS_MODES else f"; Gymnasium {gymnasium.__version__} has no such modes, 1.1 has")
+                + ("" if HAS_MODES else f"; Gymnasium {gymnasium.__version__} has no such modes, 1.1 has")
             )
         # Gymnasium's own signatures differ between releases, and know no list of seeds.
         self._env: Any = env
@@ -87,6 +83,13 @@ class VectorBatch(EnvBatch):
         if verify:
             actions = ObservationLayout(self.action_layout.space).leaves
             self.digests = self._chains = StepDigests(self.num_envs, actions, self.layout.leaves)
+            if any(ledger_in(each) is not None for each in getattr(env, "envs", ())):
+                logger.warning(
+                    "verify: the digests of %s are made of what its vector step took and returned, not by the "
+                    "LedgerEnv around each of its envs: wrappers between the two are not checked. Give the client a "
+                    "factory of single envs for that",
+                    self.name,
+                )
 
     def reset(
         self,
@@ -177,11 +180,10 @@ class VectorBatch(EnvBatch):
             self._final_infos, self._next_infos = {}, {}
             if self.any_ended:
                 self._part_ended(np.flatnonzero(self.terminated | self.truncated).tolist())
-            if self._chains is not None:
-                self._digest(taken, rewards, self.observations)
+            self._digest(taken, rewards, self.observations)
 
     def _digest(self, actions: Array, rewards: Any, columns: list[Array]) -> None:  # noqa: ANN401 - the env's own
-        """Take a step into the digests: the action in the dtype of its space, as everything."""
+        """Take a step into the digests, if they are kept: the action in the dtype of its space, as everything."""
         if self._chains is not None:
             actions = actions.astype(self.action_layout.dtype)
             self._chains.step([actions], rewards, self.terminated, self.truncated, columns)
@@ -259,20 +261,6 @@ class VectorBatch(EnvBatch):
             self._env.close()
         except Exception:
             logger.exception("vector env %s failed in close()", self.name)
-
-
-def _mode_of(env: VectorEnv, name: str) -> _Mode:
-    """Read the autoreset mode, an enum or a str, from the metadata; or know what the release of Gymnasium does."""
-    if not _HAS_MODES:
-        return _Mode.SAME_STEP if gymnasium.__version__.startswith("0.") else _Mode.NEXT_STEP
-    mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
-    if mode is None:
-        return _Mode.NEXT_STEP  # what Gymnasium itself assumes then
-    letters = "".join(filter(str.isalpha, str(getattr(mode, "name", mode)))).lower()
-    try:
-        return _Mode(letters)
-    except ValueError:
-        raise FactoryError(f'the vector env {name} has an unknown metadata["autoreset_mode"]: {mode!r}') from None
 
 
 def _at(observation: Value, leaf: Leaf) -> Value:

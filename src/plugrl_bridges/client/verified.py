@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.wire.arrays import Array
 
-__all__ = ["Digests", "with_digests"]
+__all__ = ["Digests", "ledger_in", "with_digests"]
 
 Env: TypeAlias = "gymnasium.Env[Any, Any]"
 
@@ -42,7 +42,7 @@ def with_digests(envs: Sequence[Env]) -> tuple[list[Env], Digests]:
     Returns:
         What to step, and the digests of all.
     """
-    inside = [_ledger_in(env) for env in envs]
+    inside = [ledger_in(env) for env in envs]
     first = inside[0] or LedgerEnv(envs[0], None)
     shared = SharedDigests(len(envs), *first.entries)
     made: list[Env] = []
@@ -55,7 +55,8 @@ def with_digests(envs: Sequence[Env]) -> tuple[list[Env], Digests]:
     return made, shared
 
 
-def _ledger_in(env: Any) -> LedgerEnv | None:  # noqa: ANN401 - each wrapper has an ``env`` of some kind
+def ledger_in(env: Any) -> LedgerEnv | None:  # noqa: ANN401 - each wrapper has an ``env`` of some kind
+    """Give the innermost `LedgerEnv` of an env and its wrappers; None if there is none."""
     found = None
     while env is not None:
         if isinstance(env, LedgerEnv):

@@ -57,7 +57,7 @@ class RemoteEnv(Adapter, gymnasium.Env[Any, Any]):
         ping_timeout: Seconds a waiting client may leave a ping unanswered; None for ever.
         max_message_bytes: Larger messages close their connection with 1009.
         verify: Compare each step with what the env took and gave, by clients with ``--verify``; a difference is a
-            `LedgerMismatch`, or with ``"warn"`` a warning.
+            `LedgerMismatch` and a client without an `UnverifiedClientError`, or with ``"warn"`` a warning.
 
     Raises:
         ValueError: naming the argument that is out of range (`TypeError` for a wrong type).
@@ -124,6 +124,9 @@ class RemoteEnv(Adapter, gymnasium.Env[Any, Any]):
             ConnectTimeout: if the client did not come in time.
             StepTimeout: if it did not answer in time.
             ClientLost: if it went away and none took its place.
+            LedgerMismatch: with ``verify=True``, if the first observation is not what the env gave.
+            UnverifiedClientError: with ``verify=True``, for a client that sends no digests.
+            SpaceError: if the client's spaces cannot be used, or are not those in use.
         """
         super().reset(seed=seed)
         step = self._lockstep.reset([seed], [dict(options)] if options else None)
@@ -144,6 +147,7 @@ class RemoteEnv(Adapter, gymnasium.Env[Any, Any]):
             gymnasium.error.ResetNeeded: if the episode has ended.
             StepTimeout: if the client did not answer in time.
             ClientLost: if it went away and none took its place.
+            LedgerMismatch: with ``verify=True``, if the env took or gave something else.
             EnvPoisoned: before the first reset, after a step that failed, or when closed.
         """
         array, shape = np.asarray(action), self.action_space.shape

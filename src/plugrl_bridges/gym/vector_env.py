@@ -15,7 +15,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from plugrl_bridges.gym.infos import InfoDialect, InfoWriter
-from plugrl_bridges.server.adapter import Adapter
+from plugrl_bridges.server.adapter import Adapter, handed_over
 from plugrl_bridges.server.attributes import known_attribute, no_call, no_set
 from plugrl_bridges.server.autoreset import AutoresetMode, to_autoreset_mode
 from plugrl_bridges.server.options import BridgeOptions
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gymnasium import spaces
 
     from plugrl_bridges.server.options import OnClientLoss, Verify
+    from plugrl_bridges.server.result import StepResult
     from plugrl_bridges.wire.codec import Array
 
 __all__ = ["PlugRLVectorEnv"]
@@ -69,7 +70,7 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
         ping_timeout: Seconds a waiting client may leave a ping unanswered; None for ever.
         max_message_bytes: Larger messages close their connection with 1009.
         verify: Compare each step with what the env took and gave, by clients with ``--verify``; a difference is a
-            `LedgerMismatch`, or with ``"warn"`` a warning.
+            `LedgerMismatch` and a client without an `UnverifiedClientError`, or with ``"warn"`` a warning.
         autoreset_mode: Gymnasium's enum, or its name: ``SAME_STEP``; ``NEXT_STEP``, for clients of one env each;
             ``DISABLED``, where the trainer resets with ``options={"reset_mask": …}``.
 
@@ -192,6 +193,9 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
             ConnectTimeout: if the clients did not come in time.
             StepTimeout: naming the slots that did not answer in time.
             ClientLost: if a client went away and none took its place.
+            LedgerMismatch: with ``verify=True``, if an env's first observation is not what it gave.
+            UnverifiedClientError: with ``verify=True``, for a client that sends no digests.
+            SpaceError: if a client's spaces cannot be used, or are not those in use.
         """
         self._connect()
         if options is not None and not isinstance(options, Mapping):
@@ -199,8 +203,10 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
         seeds = _seeds(seed, self.num_envs)
         given = None if options is None else {key: value for key, value in options.items() if key != _RESET_MASK}
         mask = None if options is None else _mask(options.get(_RESET_MASK), self.num_envs)
-        step = self._lockstep.reset(seeds, [given] * self.num_envs if given else None, mask)
-        return self._batch(step.observations), self._infos.reset(step)
+        return handed_over(
+            lambda: self._lockstep.reset(seeds, [given] * self.num_envs if given else None, mask),
+            lambda step: (self._batch(step.observations), self._infos.reset(step)),
+        )
 
     def step(self, actions: Any) -> VectorStep:
         """Step every env.
@@ -217,6 +223,7 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
             gymnasium.error.ResetNeeded: with autoreset DISABLED, for envs whose episode has ended.
             StepTimeout: naming the slots that did not answer in time.
             ClientLost: if a client went away and none took its place.
+            LedgerMismatch: with ``verify=True``, naming the slot whose env took or gave something else.
             EnvPoisoned: before the first reset, after a step that failed, or when closed.
         """
         self.step_async(actions)
@@ -246,7 +253,10 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
         """
         if not self._lockstep.stepping:
             raise NoAsyncCallError("no step is in flight: call step_async() first", "step")
-        step = self._lockstep.wait(timeout)
+        return handed_over(lambda: self._lockstep.wait(timeout), self._stepped)
+
+    def _stepped(self, step: StepResult) -> VectorStep:
+        """Give the result of a step in this trainer's form."""
         infos = self._infos.step(step)
         return self._batch(step.observations), step.rewards, step.terminated, step.truncated, infos
 

@@ -32,13 +32,27 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.wire.arrays import Array
 
-__all__ = ["MULTIPLIER", "Entry", "EnvDigest", "StepDigests", "first_words", "keys", "sum_of_words", "words_of"]
+__all__ = [
+    "MULTIPLIER",
+    "RESET",
+    "TERMINATED",
+    "TRUNCATED",
+    "Entry",
+    "EnvDigest",
+    "StepDigests",
+    "first_words",
+    "keys",
+    "sum_of_words",
+    "words_of",
+]
 
 MULTIPLIER = 0xD1342543DE82EF95
 """What a chain is multiplied with at each step."""
 
+TERMINATED, TRUNCATED, RESET = 1, 2, 4
+"""The flags, the first word of a step."""
+
 _MASK = (1 << 64) - 1
-_TERMINATED, _TRUNCATED, _RESET = 1, 2, 4
 _ALONE_WORDS = 256
 """Entries from this size on are summed where they lie; smaller ones are gathered first, for fewer calls."""
 
@@ -119,7 +133,8 @@ def words_of(values: Array, entry: Entry) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
             values = values.astype(carried)
     n = len(values)
-    plain = np.ascontiguousarray(values).reshape(n, math.prod(entry.shape)).view(np.uint8).reshape(n, -1)
+    plain = np.ascontiguousarray(values).reshape(n, math.prod(entry.shape)).view(np.uint8)
+    plain = plain.reshape(n, math.prod(entry.shape) * carried.itemsize)
     if plain.shape[1] % 4:
         padded = np.zeros((n, 4 * _word_count(entry)), np.uint8)
         padded[:, : plain.shape[1]] = plain
@@ -259,7 +274,7 @@ class StepDigests:
         """
         to = self._gathered
         with np.errstate(over="ignore", invalid="ignore"):
-            to.flags[:] = _RESET
+            to.flags[:] = RESET
             to.rewards[:] = 0.0
             to.action_words[:] = 0
             alone = self._gather(len(self._actions), self._observations, observations)
@@ -334,7 +349,7 @@ class EnvDigest:
             The chain after the step.
         """
         words = self._words
-        words[0] = (_TERMINATED if terminated else 0) | (_TRUNCATED if truncated else 0)
+        words[0] = (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
         if -3e38 < reward < 3e38:
             self._floats[1] = reward
         else:
@@ -354,7 +369,7 @@ class EnvDigest:
         Returns:
             The chain after the reset.
         """
-        self._words[0], self._words[1] = _RESET, 0
+        self._words[0], self._words[1] = RESET, 0
         self._gathered.action_words[:] = 0
         total = self._put(self._first, observations, plain=self._plain_observation)
         self.value = (total + int(self._words.astype(np.uint64).dot(self._keys))) & _MASK

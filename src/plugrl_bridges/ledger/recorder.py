@@ -33,7 +33,7 @@ class Recorder:
     """Write what a trainer sends and receives.
 
     Args:
-        path: File to write, which must not exist; or a folder.
+        path: File to write, which must not exist.
         observation_space: Of one env.
         action_space: Of one env.
         num_envs: n.

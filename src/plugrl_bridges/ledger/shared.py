@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plugrl_bridges.ledger.digest import StepDigests
+from plugrl_bridges.ledger.digest import TERMINATED, TRUNCATED, StepDigests
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,6 @@ class SharedDigests:
 
     def __init__(self, num_envs: int, actions: Sequence[Entry], observations: Sequence[Entry]) -> None:
         self._digests = StepDigests(num_envs, actions, observations)
-        self._steps = np.zeros(num_envs, np.uint64)
         self.actions = [np.zeros((num_envs, *entry.shape), entry.dtype) for entry in actions]
         """Per entry ``[n, *shape]``: where the rows put what their envs take."""
         self.observations = [np.zeros((num_envs, *entry.shape), entry.dtype) for entry in observations]
@@ -57,12 +56,6 @@ class SharedDigests:
         self.fold()
         return self._digests.values
 
-    @property
-    def step_values(self) -> Array:
-        """The chains after each env's last step, whether or not it was reset since, uint64 ``[n]``."""
-        self.fold()
-        return self._steps
-
     def fold(self) -> None:
         """Take what is pending into the chains."""
         pending = self.pending
@@ -72,12 +65,8 @@ class SharedDigests:
         what = np.frombuffer(bytes(pending), np.uint8)
         if _STEP in pending:
             chains = digests.step_with_flags(self.actions, self.rewards, self.flags, self.observations)
-            if pending == self._all_steps:
-                self._steps = chains
-            else:
-                stepped = what == _STEP
-                digests.values = np.where(stepped, chains, before)
-                self._steps = np.where(stepped, chains, self._steps)
+            if pending != self._all_steps:
+                digests.values = np.where(what == _STEP, chains, before)
         if _RESET in pending:
             digests.reset(self.observations, np.flatnonzero(what == _RESET))
         pending[:] = self._nothing
@@ -116,7 +105,7 @@ class DigestRow:
         """Add the step whose action was taken; the arguments are those of `EnvDigest.give`."""
         shared, number = self._shared, self._number
         shared.rewards[number] = reward
-        shared.flags[number] = (1 if terminated else 0) | (2 if truncated else 0)
+        shared.flags[number] = (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
         _put(self._observations, observations)
         self._pending[number] = _STEP
 

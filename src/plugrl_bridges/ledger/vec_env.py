@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvObs, VecEnvStepReturn, VecEnvWrapper
 
+from plugrl_bridges.errors import LedgerMismatch
 from plugrl_bridges.ledger.format import Dialect, Flag
 from plugrl_bridges.ledger.recorder import Recorder
 from plugrl_bridges.ledger.wrapping import expect_env
-from plugrl_bridges.ledger.writer import refuse_existing
+from plugrl_bridges.ledger.writer import check_trainer_path
 
 if TYPE_CHECKING:
     import os
@@ -29,18 +30,19 @@ class LedgerVecEnv(VecEnvWrapper):
 
     Args:
         venv: Any `VecEnv`.
-        path: File to write, which must not exist; or a folder.
+        path: File to write, which must not exist.
         run: Identity of the run.
         full: Record observations and actions of more than 1 KiB whole, not by their digest.
 
     Raises:
-        LedgerError: for a space that cannot be recorded; if the file exists; at the first reset, if it cannot be made.
+        LedgerError: for a space that cannot be recorded; if the path exists or is a folder; at the first reset,
+            if the file cannot be made.
         TypeError: for an env of another kind, which has a wrapper of its own.
     """
 
     def __init__(self, venv: VecEnv, path: str | os.PathLike[str], *, run: str = "", full: bool = False) -> None:
         expect_env(venv, "LedgerVecEnv")
-        refuse_existing(path)
+        check_trainer_path(path)
         super().__init__(venv)
         self._ledger = Recorder(
             path,
@@ -57,9 +59,17 @@ class LedgerVecEnv(VecEnvWrapper):
 
     def reset(self) -> VecEnvObs:
         """Reset the envs, and write down the observations."""
-        observation = self.venv.reset()
-        self._ledger.reset(self._ledger.observation.batch(observation, self.num_envs))
+        try:
+            observation = self.venv.reset()
+        except LedgerMismatch as exc:
+            if exc.refused is not None:
+                self._record_reset(exc.refused)
+            raise
+        self._record_reset(observation)
         return observation
+
+    def _record_reset(self, observation: VecEnvObs) -> None:
+        self._ledger.reset(self._ledger.observation.batch(observation, self.num_envs))
 
     def step_async(self, actions: Array) -> None:
         """Hand the actions on; they are written down as they are now."""
@@ -68,19 +78,27 @@ class LedgerVecEnv(VecEnvWrapper):
 
     def step_wait(self) -> VecEnvStepReturn:
         """Collect the step, and write it down."""
-        returned = self.venv.step_wait()
+        try:
+            returned = self.venv.step_wait()
+        except LedgerMismatch as exc:  # what the live check refuses is what a comparison is to find
+            if exc.refused is not None:
+                self._record(exc.refused)
+            raise
+        self._record(returned)
+        return returned
+
+    def _record(self, returned: VecEnvStepReturn) -> None:
         observation, rewards, dones, infos = returned
         ledger = self._ledger
         columns = ledger.observation.batch(observation, self.num_envs)
         if not dones.any():
             ledger.step(self._taken, rewards, self._nobody, columns)
-            return returned
+            return
         rows = np.flatnonzero(dones).tolist()
         flags = np.zeros(self.num_envs, np.uint8)
         finals = {row: self._final(infos[row], row, flags) for row in rows}
         ledger.step(self._taken, rewards, flags, ledger.with_finals(columns, flags, finals))
         ledger.reset(columns, rows)
-        return returned
 
     def _final(self, info: Mapping[str, Any], row: int, flags: Array) -> Sequence[Array] | None:
         flags[row] = Flag.TRUNCATED if info.get("TimeLimit.truncated", False) else Flag.TERMINATED

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import gymnasium
 import numpy as np
 
-from plugrl_bridges.ledger.env import env_name
+from plugrl_bridges.errors import LedgerMismatch
 from plugrl_bridges.ledger.format import Dialect, Flag
 from plugrl_bridges.ledger.recorder import Recorder
+from plugrl_bridges.ledger.traits import Autoreset, autoreset_of, env_name
 from plugrl_bridges.ledger.wrapping import expect_env
-from plugrl_bridges.ledger.writer import refuse_existing
+from plugrl_bridges.ledger.writer import check_trainer_path
 
 if TYPE_CHECKING:
     import os
@@ -32,7 +33,6 @@ __all__ = ["LedgerVectorEnv"]
 
 VectorEnv: TypeAlias = "gymnasium.vector.VectorEnv[Any, Any, Any]"
 
-_NEXT_STEP, _SAME_STEP, _DISABLED = "nextstep", "samestep", "disabled"
 _FINALS = ("final_obs", "final_observation")
 
 
@@ -44,21 +44,22 @@ class LedgerVectorEnv(_Wrapper):
 
     Args:
         env: Any `gymnasium.vector.VectorEnv`.
-        path: File to write, which must not exist; or a folder.
+        path: File to write, which must not exist.
         run: Identity of the run.
         full: Record observations and actions of more than 1 KiB whole, not by their digest.
 
     Raises:
-        LedgerError: for a space that cannot be recorded; if the file exists; at the first reset, if it cannot be made.
+        LedgerError: for a space that cannot be recorded; if the path exists or is a folder; at the first reset,
+            if the file cannot be made.
         TypeError: for an env of another kind, which has a wrapper of its own.
         ValueError: for an unknown autoreset mode in the env's metadata.
     """
 
     def __init__(self, env: VectorEnv, path: str | os.PathLike[str], *, run: str = "", full: bool = False) -> None:
         expect_env(env, "LedgerVectorEnv")
-        refuse_existing(path)
+        check_trainer_path(path)
         super().__init__(env)
-        self._mode = _mode_of(env)
+        self._mode = autoreset_of(env)
         self._ledger = Recorder(
             path,
             observation_space=env.single_observation_space,
@@ -78,34 +79,50 @@ class LedgerVectorEnv(_Wrapper):
         mask = None if options is None else options.get("reset_mask")  # Gymnasium takes it out of the options
         rows = None if mask is None else np.flatnonzero(mask).tolist()
         env: Any = self.env  # Gymnasium's own signatures differ, and know no list of seeds
-        returned: tuple[Any, dict[str, Any]] = env.reset(seed=seed, options=options)
+        try:
+            returned: tuple[Any, dict[str, Any]] = env.reset(seed=seed, options=options)
+        except LedgerMismatch as exc:  # what the live check refuses is what a comparison is to find
+            if exc.refused is not None:
+                self._record_reset(exc.refused, rows)
+            raise
+        self._record_reset(returned, rows)
+        return returned
+
+    def _record_reset(self, returned: tuple[Any, dict[str, Any]], rows: list[int] | None) -> None:
         self._ended[slice(None) if rows is None else rows] = False
         self._ledger.reset(self._ledger.observation.batch(returned[0], self._ledger.num_envs), rows)
-        return returned
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # noqa: ANN401 - the env's own
         """Step the envs, and write it down."""
+        taken = self._ledger.taken(actions)
+        try:
+            returned = self.env.step(actions)
+        except LedgerMismatch as exc:
+            if exc.refused is not None:
+                self._record(taken, exc.refused)
+            raise
+        self._record(taken, returned)
+        return returned
+
+    def _record(self, taken: list[Array], returned: tuple[Any, Any, Any, Any, dict[str, Any]]) -> None:
         ledger = self._ledger
-        taken = ledger.taken(actions)
-        returned = self.env.step(actions)
         observation, rewards, terminated, truncated, infos = returned
         columns = ledger.observation.batch(observation, ledger.num_envs)
         flags = np.asarray(terminated, np.uint8) + np.asarray(truncated, np.uint8) * np.uint8(Flag.TRUNCATED)
         ended = flags != 0
         self._mark_lost(infos, ended, flags)
-        if self._mode == _SAME_STEP and ended.any():
+        if self._mode is Autoreset.SAME_STEP and ended.any():
             rows = np.flatnonzero(ended).tolist()
             finals = {row: self._final(infos, row) for row in rows}
             ledger.step(taken, rewards, flags, ledger.with_finals(columns, flags, finals))
             ledger.reset(columns, rows)
-        elif self._mode == _NEXT_STEP and self._ended.any():
+        elif self._mode is Autoreset.NEXT_STEP and self._ended.any():
             ledger.step(taken, rewards, flags, columns, np.flatnonzero(~self._ended).tolist())
             ledger.reset(columns, np.flatnonzero(self._ended).tolist())
             ended &= ~self._ended
         else:
             ledger.step(taken, rewards, flags, columns)
         self._ended = ended
-        return returned
 
     def _final(self, infos: Mapping[str, Value], row: int) -> Sequence[Array] | None:
         final = next((infos[key] for key in _FINALS if key in infos), None)
@@ -126,16 +143,3 @@ class LedgerVectorEnv(_Wrapper):
         """Close the envs and the ledger."""
         super().close(**kwargs)
         self._ledger.close()
-
-
-def _mode_of(env: VectorEnv) -> str:
-    """Read the autoreset mode, an enum or a str, from the metadata; or know what the release of Gymnasium does."""
-    if not hasattr(gymnasium.vector, "AutoresetMode"):  # Gymnasium before 1.1
-        return _SAME_STEP if gymnasium.__version__.startswith("0.") else _NEXT_STEP
-    mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
-    if mode is None:
-        return _NEXT_STEP  # what Gymnasium itself assumes then
-    letters = "".join(filter(str.isalpha, str(getattr(mode, "name", mode)))).lower()
-    if letters not in {_NEXT_STEP, _SAME_STEP, _DISABLED}:
-        raise ValueError(f'{env_name(env)} has an unknown metadata["autoreset_mode"]: {mode!r}')
-    return letters

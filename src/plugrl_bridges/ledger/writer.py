@@ -2,12 +2,14 @@
 
 One file per env process: the envs of a process share the writer of a path (`shared`). Steps are kept back until each
 env of the process has made one, then go to the operating system in one call; what a killed process leaves is readable
-up to there. Resets are not kept back. Knows nothing of envs and trainers.
+up to there, and so is what stood in a file before it could not be written any more. Resets are not kept back. Knows
+nothing of envs and trainers.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 import platform
@@ -33,12 +35,14 @@ if TYPE_CHECKING:
     from plugrl_bridges.ledger.columns import Columns
     from plugrl_bridges.ledger.format import Dialect, Side
 
-__all__ = ["LedgerWriter", "Subject", "refuse_existing", "shared"]
+__all__ = ["LedgerWriter", "Subject", "check_trainer_path", "shared"]
 
-_shared: dict[tuple[int, str], LedgerWriter] = {}
+_shared: weakref.WeakValueDictionary[tuple[int, str], LedgerWriter] = weakref.WeakValueDictionary()
+"""By process and path, as long as an env has the writer; nothing needs to take them out, and no lock to do so."""
 _alive: weakref.WeakSet[LedgerWriter] = weakref.WeakSet()
 _KEPT_BACK_BYTES = 1 << 20
 _registry_lock = threading.Lock()
+_process = os.getpid()
 
 
 @dataclass(frozen=True)
@@ -102,18 +106,23 @@ class LedgerWriter:
     def __init__(self, path: str | os.PathLike[str], subject: Subject, *, rank: int = 0) -> None:
         self.subject = subject
         self.path = Path(path)
-        self._is_folder = self.path.is_dir() or str(path).endswith(("/", os.sep))
+        self._is_folder = _is_folder(path)
         self._rank = rank
         self._file: BinaryIO | None = None
-        self._process = os.getpid()
-        self._pending: list[bytes] = []
+        self._process = _process
+        self._pending: list[bytes] = []  # whole records; taken out when they are in the file
         self._pending_bytes = 0
+        self._end = 0  # of what is in the file and not in `_pending`
+        self._under_way = False  # a call of the operating system that appends; if nobody makes one, it was interrupted
+        self._broken = ""
         self._steps = 0
         self._lock = threading.Lock()
         self._numbers: set[int] = set()
         self._ranks: dict[int, int] = {}
         self._left = False
         self.closed = False
+        self.complete = True
+        """Whether nothing is missing so far, to the knowledge of whoever writes here; else there is no end mark."""
         self.writers = 0
         """Envs that write here; set by `shared` and by the env that leaves."""
 
@@ -126,19 +135,25 @@ class LedgerWriter:
         Raises:
             LedgerError: if the file exists, cannot be made, or was closed; if a number is taken.
         """
-        for rank, number in joining:
-            self._take(rank, number)
-        with self._lock:
-            if self.closed:
-                raise LedgerError(f"the ledger {self.path} was closed: give the next envs another file")
-            if self._file is None:
-                self._file = self._open()
-                _alive.add(self)
-                self._pending.append(MAGIC + frame(self.subject.header().to_bytes()))
+        taken: list[int] = []
+        try:
+            for rank, number in joining:
+                self._take(rank, number)
+                taken.append(number)
+            with self._lock:
+                if self.closed:
+                    raise LedgerError(f"the ledger {self.path} was closed: give the next envs another file")
+                if self._file is None:
+                    self._pending = [MAGIC + frame(self.subject.header().to_bytes())]
+                    self._file = self._open()
+                    _alive.add(self)
             for rank, number in joining:
                 payload = HEAD.pack(Kind.JOIN, 0, 0, 1) + rank.to_bytes(4, "little") + number.to_bytes(4, "little")
                 self._pending.append(frame(payload))
-        self.flush()
+            self.flush()
+        except BaseException:
+            self._numbers.difference_update(taken)
+            raise
 
     def _take(self, rank: int, number: int) -> None:
         if self._ranks.get(number, rank) != rank:
@@ -156,9 +171,13 @@ class LedgerWriter:
         self._ranks[number] = rank
         self._numbers.add(number)
 
-    def leave(self, number: int) -> None:
-        """Count an env out; the last one closes the file."""
-        self._numbers.discard(number)
+    def leave(self, number: int | None = None) -> None:
+        """Count an env out; the last one closes the file.
+
+        Args:
+            number: Of the env; None if it never joined.
+        """
+        self._numbers.discard(-1 if number is None else number)
         self.writers -= 1
         # An env that is garbage may be counted out in the midst of a flush of this very thread: then afterwards.
         self._left = True
@@ -171,19 +190,21 @@ class LedgerWriter:
             self._left = False
             if self.writers <= 0:
                 self.close()
-            else:
+            elif self._own and not self._broken:
                 self.flush()
 
     def _open(self) -> BinaryIO:
         try:
+            folder = self.path if self._is_folder else self.path.parent
+            folder.mkdir(parents=True, exist_ok=True)
             if self._is_folder:
-                self.path.mkdir(parents=True, exist_ok=True)
                 name = f"{self.subject.side.value}-r{self._rank}-{time.time_ns():x}-{os.getpid()}.ledger"
                 self.path /= name
                 self._is_folder = False
             return self.path.open("xb", buffering=0)
         except FileExistsError as exc:
-            raise _exists(self.path) from exc
+            advice = "each process needs a file of its own: name a folder (end it with /), and each makes one there"
+            raise _exists(self.path, advice) from exc
         except OSError as exc:
             raise LedgerError(f"the ledger {self.path} cannot be made: {exc}") from exc
 
@@ -191,8 +212,11 @@ class LedgerWriter:
         """Append the frame of a step; it is kept back until every env that writes here has made one.
 
         Raises:
-            LedgerError: if the file cannot be written.
+            LedgerError: if the file cannot be written, now or ever since an earlier record could not; if it belongs to
+                the process that forked this one.
         """
+        if self._broken or self._process != _process:
+            self._check()
         self._pending.append(record)
         self._pending_bytes += len(record)
         self._steps += 1
@@ -206,8 +230,9 @@ class LedgerWriter:
         """Append the frame of a reset, and hand everything to the operating system.
 
         Raises:
-            LedgerError: if the file cannot be written.
+            LedgerError: if the file cannot be written, now or ever since an earlier record could not.
         """
+        self._check()
         self._pending.append(record)
         self.flush()
 
@@ -217,24 +242,66 @@ class LedgerWriter:
         Raises:
             LedgerError: if the file cannot be written, or belongs to the process that forked this one.
         """
+        self._check()
         with self._lock:
             self._write_out()
         self._settle()
 
-    def _write_out(self) -> None:
-        pending, self._pending, self._pending_bytes = self._pending, [], 0
-        if self._file is None or not pending:
-            return
-        if os.getpid() != self._process:
-            self._file = None
+    @property
+    def _own(self) -> bool:
+        """Whether this process made the writer, and not the one that forked it."""
+        return self._process == _process
+
+    def _check(self) -> None:
+        if not self._own:
             raise LedgerError(f"the ledger {self.path} belongs to the process that forked this one: make envs here")
+        if self._broken:
+            raise LedgerError(self._broken)
+
+    def _write_out(self) -> None:
+        file = self._file
+        if file is None or not (self._pending or self._under_way):
+            return
         try:
-            data = b"".join(pending)
-            written = self._file.write(data)
-            while written < len(data):
-                written += self._file.write(data[written:])
+            if self._under_way:
+                self.complete = False
+                self._cut(file, self._end)
+                self._under_way = False
+            records = self._pending[:]  # more may come meanwhile
+            count, data = len(records), b"".join(records)
+            end = self._end + len(data)
+            self._under_way = True
+            while data:
+                data = data[file.write(data) :]
+            # Interrupted here, records may be lost, which `complete` says; none can be in the file twice.
+            del self._pending[:count]
+            self._end = end
+            self._under_way = False
+            self._pending_bytes = 0
         except OSError as exc:
-            raise LedgerError(f"the ledger {self.path} cannot be written: {exc}") from exc
+            self._give_up(file, exc)
+            raise LedgerError(self._broken) from exc
+
+    def _give_up(self, file: BinaryIO, exc: OSError) -> None:
+        """Leave the file with whole records alone, and write no more."""
+        self.complete = False
+        self._broken = (
+            f"the ledger {self.path} cannot be written: {exc}; what it has up to there can be read. Make room, and "
+            "begin another one"
+        )
+        with contextlib.suppress(OSError):  # what cannot be cut off is read as a record that was being written
+            whole, position = self._end, file.tell()
+            for record in self._pending:
+                if whole + len(record) > position:
+                    break
+                whole += len(record)
+            self._cut(file, whole)
+        self._pending.clear()
+
+    @staticmethod
+    def _cut(file: BinaryIO, size: int) -> None:
+        file.truncate(size)
+        file.seek(size)
 
     def close(self, *, whole: bool = True) -> None:
         """Close the file; idempotent.
@@ -245,31 +312,38 @@ class LedgerWriter:
         if self.closed:
             return
         self.closed = True
-        if self._file is None or os.getpid() != self._process:
+        if self._file is None or not self._own:
             return
-        if whole:
-            self._pending.append(frame(HEAD.pack(Kind.END, 0, 0, 0)))
-        self.flush()
-        if self._file is not None:
+        try:
+            if not self._broken:
+                if self._under_way:
+                    self.flush()
+                if whole and self.complete:
+                    self._pending.append(frame(HEAD.pack(Kind.END, 0, 0, 0)))
+                self.flush()
+        finally:
             self._file.close()
             self._file = None
 
 
-def refuse_existing(path: str | os.PathLike[str]) -> None:
-    """Refuse a file that is there already, before anything is done for the ledger.
+def check_trainer_path(path: str | os.PathLike[str]) -> None:
+    """Refuse a path where a trainer's ledger cannot be, before anything is done for it.
 
     Raises:
-        LedgerError: if it is there, and no folder.
+        LedgerError: if it is there, or is a folder.
     """
-    if Path(path).exists() and not Path(path).is_dir():
-        raise _exists(Path(path))
+    if _is_folder(path):
+        raise LedgerError(f"a trainer's ledger is one file, {path} is a folder: name a file, such as trainer.ledger")
+    if Path(path).exists():
+        raise _exists(Path(path), "give each run a file of its own")
 
 
-def _exists(path: Path) -> LedgerError:
-    return LedgerError(
-        f"the ledger {path} exists: a ledger is never overwritten, and each process needs a file of its own (give a "
-        "folder, and each makes one there)"
-    )
+def _is_folder(path: str | os.PathLike[str]) -> bool:
+    return Path(path).is_dir() or str(path).endswith(("/", os.sep))
+
+
+def _exists(path: Path, advice: str) -> LedgerError:
+    return LedgerError(f"the ledger {path} exists: a ledger is never overwritten; {advice}")
 
 
 def shared(path: str | os.PathLike[str], subject: Subject, *, rank: int) -> LedgerWriter:
@@ -278,27 +352,37 @@ def shared(path: str | os.PathLike[str], subject: Subject, *, rank: int) -> Ledg
     Raises:
         LedgerError: if other envs with other spaces, or of another run, write there.
     """
-    folder = Path(path).is_dir() or str(path).endswith(("/", os.sep))
-    name = str(Path(path).absolute()) + (f" {rank}" if folder else "")
-    key = (os.getpid(), name)
+    name = str(Path(path).absolute()) + (f" {rank}" if _is_folder(path) else "")
+    key = (_process, name)
     with _registry_lock:
         writer = _shared.get(key)
-        if writer is None or writer.closed:
-            writer = _shared[key] = LedgerWriter(path, subject, rank=rank)
-        elif not writer.subject.fits(subject):
-            raise LedgerError(
-                f"the ledger {path} is of {writer.subject.env_id} with other spaces or of another run: give "
-                f"{subject.env_id} another file"
-            )
-        writer.writers += 1
+        if writer is not None:
+            writer.writers += 1  # first of all: the last env may become garbage at any moment, and would close it
+            if not writer.closed:
+                if writer.subject.fits(subject):
+                    return writer
+                writer.leave()
+                raise LedgerError(
+                    f"the ledger {path} is of {writer.subject.env_id} with other spaces or of another run: give "
+                    f"{subject.env_id} another file"
+                )
+        writer = _shared[key] = LedgerWriter(path, subject, rank=rank)
+        writer.writers = 1
         return writer
 
 
 def _flush_all() -> None:
     """Save what is kept back when the interpreter ends; without the end mark, since nobody closed it."""
     for writer in list(_alive):
-        if not writer.closed and writer._process == os.getpid():  # noqa: SLF001 - this module's own
+        if not writer.closed and writer._own and not writer._broken:  # noqa: SLF001 - this module's own
             writer.flush()
 
 
+def _forked() -> None:
+    global _process  # noqa: PLW0603 - asked for at each step, so not of the system
+    _process = os.getpid()
+
+
 atexit.register(_flush_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

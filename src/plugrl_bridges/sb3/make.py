@@ -63,6 +63,8 @@ def make_vec_env(  # noqa: PLR0917 - the order is that of SB3's own make_vec_env
     Raises:
         ValueError: naming the argument that cannot be honoured here, and what to do instead.
         ConnectTimeout: if the clients did not come in time.
+        UnverifiedClientError: with ``verify=True``, for a client that sends no digests.
+        SpaceError: if a client's spaces cannot be used.
     """
     given = {"wrapper_class": wrapper_class, "env_kwargs": env_kwargs, "wrapper_kwargs": wrapper_kwargs}
     for name, value in given.items():

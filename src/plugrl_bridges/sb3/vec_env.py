@@ -15,7 +15,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvObs, VecEnvStepReturn
 
 from plugrl_bridges.errors import SpaceError
-from plugrl_bridges.server.adapter import Adapter
+from plugrl_bridges.server.adapter import Adapter, handed_over
 from plugrl_bridges.server.attributes import known_attribute, no_call, no_set
 from plugrl_bridges.server.options import BridgeOptions
 
@@ -67,7 +67,7 @@ class PlugRemoteVecEnv(Adapter, VecEnv):
         ping_timeout: Seconds a waiting client may leave a ping unanswered; None for ever.
         max_message_bytes: Larger messages close their connection with 1009.
         verify: Compare each step with what the env took and gave, by clients with ``--verify``; a difference is a
-            `LedgerMismatch`, or with ``"warn"`` a warning.
+            `LedgerMismatch` and a client without an `UnverifiedClientError`, or with ``"warn"`` a warning.
 
     Raises:
         ValueError: naming the argument that is out of range (`TypeError` for a wrong type).
@@ -151,9 +151,15 @@ class PlugRemoteVecEnv(Adapter, VecEnv):
             ConnectTimeout: if the clients did not come in time.
             StepTimeout: naming the slots that did not answer in time.
             ClientLost: if a client went away and none took its place.
+            LedgerMismatch: with ``verify=True``, if an env's first observation is not what it gave.
+            UnverifiedClientError: with ``verify=True``, for a client that sends no digests.
+            SpaceError: if a client's spaces cannot be used, or are not those in use.
         """
         self._connect()
-        step = self._lockstep.reset(self._seeds, self._options)
+        return handed_over(lambda: self._lockstep.reset(self._seeds, self._options), self._first)
+
+    def _first(self, step: StepResult) -> VecEnvObs:
+        """Give the result of a reset in this trainer's form."""
         began = step.reset_infos
         self.reset_infos = [began.get(slot, {}) for slot in range(self.num_envs)]
         for slot in step.lost:
@@ -185,8 +191,13 @@ class PlugRemoteVecEnv(Adapter, VecEnv):
         Raises:
             StepTimeout: naming the slots that did not answer in time.
             ClientLost: if a client went away and none took its place.
+            LedgerMismatch: with ``verify=True``, naming the slot whose env took or gave something else.
+            EnvPoisoned: if no step is in flight, or an earlier one failed.
         """
-        step = self._lockstep.wait()
+        return handed_over(self._lockstep.wait, self._stepped)
+
+    def _stepped(self, step: StepResult) -> VecEnvStepReturn:
+        """Give the result of a step in this trainer's form."""
         dones = step.terminated | step.truncated
         if step.info_parts:
             infos = step.infos

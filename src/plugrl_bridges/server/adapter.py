@@ -6,14 +6,36 @@ Each adapter derives from this and from its trainer's class, and translates what
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from plugrl_bridges.errors import LedgerMismatch
 from plugrl_bridges.server.lockstep import Lockstep
 
 if TYPE_CHECKING:
-    from plugrl_bridges.server.options import BridgeOptions
+    from collections.abc import Callable
 
-__all__ = ["Adapter"]
+    from plugrl_bridges.server.options import BridgeOptions
+    from plugrl_bridges.server.result import StepResult
+
+__all__ = ["Adapter", "handed_over"]
+
+_Returned = TypeVar("_Returned")
+
+
+def handed_over(collect: Callable[[], StepResult], form: Callable[[StepResult], _Returned]) -> _Returned:
+    """Give a result in the form of a trainer; one that the live check refuses too, along with the `LedgerMismatch`.
+
+    Args:
+        collect: `Lockstep.wait` or `Lockstep.reset`.
+        form: Makes of the result what the trainer's call returns.
+    """
+    try:
+        step = collect()
+    except LedgerMismatch as exc:
+        if exc.refused is not None:
+            exc.refused = form(exc.refused)
+        raise
+    return form(step)
 
 
 class Adapter:
@@ -48,6 +70,11 @@ class Adapter:
     def client_losses(self) -> int:
         """How many times a client with slots was lost."""
         return self._lockstep.client_losses
+
+    @property
+    def verified(self) -> int:
+        """How many env steps and first observations the live check has compared; 0 without ``verify``."""
+        return self._lockstep.verified
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Refuse to be pickled or copied: a listening socket and its clients cannot be.

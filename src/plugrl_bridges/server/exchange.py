@@ -179,6 +179,8 @@ class Exchange:
         Raises:
             ConnectTimeout: after ``connect_timeout`` s.
             SpaceError: if a client's spaces cannot be used.
+            RaggedClientError: if a client cannot be served in lockstep.
+            UnverifiedClientError: with ``verify=True``, for a client that sends no digests.
         """
         limit = self._options.connect_timeout
         started = time.monotonic()
@@ -324,8 +326,7 @@ class Exchange:
             else:
                 limit = deadline
             if elapsed >= next_report:
-                owing, losses = [seat for seat in self.roster.sitting if seat.acting], self.roster.losses
-                logger.warning("%s", report.still_waiting(self.hub.url, owing, losses, self.num_envs, elapsed))
+                logger.warning("%s", self.roster.still_waiting_text(self.hub.url, elapsed))
                 next_report *= 2
             self.hub.poll(max(0.0, min(_SLICE_S, limit - now, entered + next_report - now)))
         self._check_failure()
@@ -354,7 +355,7 @@ class Exchange:
             raise StepTimeout(text)
 
     def _fail_vacant(self, elapsed: float) -> None:
-        text = report.vacant_slots(self.hub.url, self.roster.losses, self.num_envs, elapsed)
+        text = self.roster.vacant_text(self.hub.url, elapsed)
         if any(loss.timed_out for loss in self.roster.losses.values()):
             raise StepTimeout(text)
         raise ClientLost(text)

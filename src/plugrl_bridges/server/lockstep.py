@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from gymnasium.error import ResetNeeded
 
-from plugrl_bridges.errors import ClientLost, EncodeError, EnvPoisoned, RaggedClientError
+from plugrl_bridges.errors import ClientLost, EncodeError, EnvPoisoned, LedgerMismatch, RaggedClientError
 from plugrl_bridges.server import report
 from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.server.episodes import EpisodeCounter
@@ -103,6 +103,11 @@ class Lockstep:
         return known(self._roster.announced)
 
     @property
+    def verified(self) -> int:
+        """How many env steps and first observations the live check has compared."""
+        return 0 if self._exchange.verifier is None else self._exchange.verifier.compared
+
+    @property
     def client_losses(self) -> int:
         """How many connections with slots were lost so far."""
         return self._roster.client_losses
@@ -118,6 +123,8 @@ class Lockstep:
         Raises:
             ConnectTimeout: after ``connect_timeout`` s, saying who is here and how to start a client.
             SpaceError: if the spaces are neither given nor announced nor safe to infer.
+            RaggedClientError: if a client cannot be served in lockstep.
+            UnverifiedClientError: with ``verify=True``, for a client that sends no digests.
         """
         self._check_usable()
         with self._hub.lock:
@@ -148,7 +155,7 @@ class Lockstep:
         Raises:
             ValueError: if there is not one seed or option per slot, or one cannot travel, or the mask parts envs of one
                 connection that cannot be parted; nothing was sent then.
-            ConnectTimeout: if the clients did not come in time.
+            ConnectTimeout: if the clients did not come in time; and what else `connect` raises.
             StepTimeout: naming the slots that did not answer in time.
             ClientLost: if a client went away and none took its place.
             LedgerMismatch: with ``verify=True``, if an env's first observation is not what it gave.
@@ -265,8 +272,13 @@ class Lockstep:
     def _verify(self, step: StepResult, *, reset: bool = False) -> None:
         """Hold a finished result to what the clients say that their envs took and gave."""
         verifier, upcoming = self._exchange.verifier, self._exchange.upcoming
-        if verifier is not None:
+        if verifier is None:
+            return
+        try:
             verifier.check(step, None if upcoming is None else upcoming.waiting, reset=reset)
+        except LedgerMismatch as exc:
+            exc.refused = step
+            raise
 
     def _check_usable(self) -> None:
         if self._hub.forked:

@@ -18,15 +18,21 @@ __all__ = [
     "lost_clients",
     "slots_text",
     "still_acting",
-    "still_waiting",
     "vacant_slots",
     "waiting_for_clients",
 ]
 
 
-def client_command(url: str, num_envs: int | None) -> str:
-    """Give the command that starts a client for this bridge."""
-    return f"plugrl-env-client --env-id <id> --num-envs {num_envs or '<n>'} --url {url}"
+def client_command(url: str, num_envs: int | None, *, verify: bool = False) -> str:
+    """Give the command that starts a client for this bridge.
+
+    Args:
+        url: Where the bridge listens.
+        num_envs: Envs that are missing; None if nobody knows.
+        verify: Whether the client is to send digests of its steps.
+    """
+    command = f"plugrl-env-client --env-id <id> --num-envs {num_envs or '<n>'} --url {url}"
+    return f"{command} --verify" if verify else command
 
 
 def slots_text(slots: Iterable[int]) -> str:
@@ -41,7 +47,13 @@ def slots_text(slots: Iterable[int]) -> str:
 
 
 def waiting_for_clients(
-    url: str, num_envs: int | None, waiting: Sequence[Seat], elapsed_s: float, notes: Sequence[str] = ()
+    url: str,
+    num_envs: int | None,
+    waiting: Sequence[Seat],
+    elapsed_s: float,
+    notes: Sequence[str] = (),
+    *,
+    verify: bool = False,
 ) -> str:
     """Say how many envs are here before the first step, from where, and how to start more."""
     have = sum(len(seat.envs) for seat in waiting)
@@ -51,7 +63,8 @@ def waiting_for_clients(
     for note in notes:
         text += f"; {note}"
     missing = None if num_envs is None else num_envs - have
-    return f"{text}. Start a client with: {client_command(url, missing if missing and missing > 0 else num_envs)}"
+    command = client_command(url, missing if missing and missing > 0 else num_envs, verify=verify)
+    return f"{text}. Start a client with: {command}"
 
 
 def still_acting(url: str, seats: Sequence[Seat], num_envs: int, elapsed_s: float) -> str:
@@ -66,18 +79,20 @@ def still_acting(url: str, seats: Sequence[Seat], num_envs: int, elapsed_s: floa
     )
 
 
-def still_waiting(url: str, owing: Sequence[Seat], losses: dict[int, Loss], num_envs: int, elapsed_s: float) -> str:
-    """Say who owes a result, or else which slots nobody has."""
-    if owing:
-        return f"still waiting: {still_acting(url, owing, num_envs, elapsed_s)}"
-    return f"still waiting: {vacant_slots(url, losses, num_envs, elapsed_s)}"
-
-
-def vacant_slots(url: str, losses: dict[int, Loss], num_envs: int, elapsed_s: float) -> str:
+def vacant_slots(
+    url: str,
+    losses: dict[int, Loss],
+    num_envs: int,
+    elapsed_s: float,
+    notes: Sequence[str] = (),
+    *,
+    verify: bool = False,
+) -> str:
     """Say which slots lost their client, to whom they belonged, and how to start another."""
+    told = "; ".join((_who_left(losses), *notes))
     return (
         f"{num_envs - len(losses)} of {num_envs} envs are connected to {url} and no client took the vacant slots "
-        f"within {elapsed_s:.1f} s: {_who_left(losses)}. Start a client with: {client_command(url, len(losses))}"
+        f"within {elapsed_s:.1f} s: {told}. Start a client with: {client_command(url, len(losses), verify=verify)}"
     )
 
 

@@ -89,7 +89,7 @@ class Roster:
         self._seats: dict[int, Seat] = {}
         self._candidates: dict[int, Candidate] = {}
         self._warned: set[str] = set()
-        self._refusal: str | None = None
+        self._refusal: tuple[float, str] | None = None  # the latest, and when it was
 
     @property
     def num_envs(self) -> int | None:
@@ -127,9 +127,31 @@ class Roster:
                 "these do not add up to the slots, since a connection is seated with all its envs or not at all: give "
                 "the trainer another num_envs, or the clients another number of envs"
             )
-        if self._refusal is not None:
-            notes.append(self._refusal)
-        return report.waiting_for_clients(url, self.num_envs, waiting, elapsed_s, notes)
+        notes += self._refusals()
+        return report.waiting_for_clients(url, self.num_envs, waiting, elapsed_s, notes, verify=self._verify)
+
+    def vacant_text(self, url: str, elapsed_s: float) -> str:
+        """Say which slots nobody has, and who wanted them but was refused."""
+        n = known(self.num_envs)
+        return report.vacant_slots(url, self.losses, n, elapsed_s, self._refusals(), verify=self._verify)
+
+    def still_waiting_text(self, url: str, elapsed_s: float) -> str:
+        """Say who owes a result, or else which slots nobody has."""
+        owing = [seat for seat in self.sitting if seat.acting]
+        if owing:
+            return f"still waiting: {report.still_acting(url, owing, known(self.num_envs), elapsed_s)}"
+        return f"still waiting: {self.vacant_text(url, elapsed_s)}"
+
+    @property
+    def _verify(self) -> bool:
+        return bool(self._options.verify)
+
+    def _refusals(self) -> list[str]:
+        """Give what is to be said of the latest client that was refused."""
+        if self._refusal is None:
+            return []
+        at, text = self._refusal
+        return [f"{text} ({time.monotonic() - at:.1f} s ago)"]
 
     def welcome(self, peer: Peer, infer: Infer, *, running: bool) -> None:
         """Take in a connection's first infer; it sits, or is a spare, or is to be reset before it is either.
@@ -145,17 +167,17 @@ class Roster:
             RemoteProtocolError: for an ``env_spec`` or an observation that is not as it should be.
             SpaceError: if its spaces are not those in use; while slots are open, ``failure`` has it too.
         """
-        announced = Announced.from_wire(infer.env_spec, self._offered)
-        n = len(infer.env_indices)
-        seat = Seat(peer, tuple(infer.env_indices.tolist()), announced.features, unreset=announced.unreset)
-        self._check_can_wait(seat)
-        self._check_can_be_verified(seat)
         try:
+            announced = Announced.from_wire(infer.env_spec, self._offered)
+            seat = Seat(peer, tuple(infer.env_indices.tolist()), announced.features, unreset=announced.unreset)
+            self._check_can_wait(seat)
+            self._check_can_be_verified(seat)
             self._agree(peer, announced, infer)
             self.hold(seat, infer)
-        except RemoteProtocolError as exc:
-            self._refusal = f"the client at {peer.address} was sent away: {exc}"
+        except PlugRLError as exc:
+            self._refusal = time.monotonic(), f"the client at {peer.address} was sent away: {exc}"
             raise
+        n = len(seat.envs)
         # Of one that leaves its first reset to the trainer, real observations mean that it was here before.
         seat.first = LATE_RESET not in announced.features
         self._seats[peer.number] = seat
@@ -303,6 +325,8 @@ class Roster:
                 self.sitting.sort(key=lambda each: each.slots)
                 for slot in effect.slots:
                     self.losses.pop(slot, None)
+                if self.filled and not self.losses:
+                    self._refusal = None  # whoever was meant, the slots are taken now
                 logger.info("%s has slots %s", seat.peer.address, report.slots_text(effect.slots))
             elif isinstance(effect, Parked):
                 logger.info("%s is a spare: %s", seat.peer.address, effect.reason)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from plugrl_bridges.errors import LedgerMismatch, SpaceError
-from plugrl_bridges.ledger.digest import StepDigests
+from plugrl_bridges.ledger.digest import RESET, TRUNCATED, StepDigests
 from plugrl_bridges.ledger.locating import locate
 from plugrl_bridges.server import report
 from plugrl_bridges.server.autoreset import AutoresetMode
@@ -33,7 +33,6 @@ __all__ = ["Verifier", "check_spaces"]
 
 logger = logging.getLogger(__name__)
 
-_RESET = 4
 _SEVERAL = "several values differ"
 _HINT = (
     "keep a ledger on both sides (LedgerEnv and LedgerVecEnv or LedgerVectorEnv of plugrl_bridges.ledger), and "
@@ -91,6 +90,8 @@ class Verifier:
     ) -> None:
         self.mismatches = 0
         """Steps and first observations of single slots that differed; more than one only if that is no error."""
+        self.compared = 0
+        """Steps and first observations of single slots that were held to what their clients said."""
         self._warn = options.verify == "warn"
         self._mode = options.autoreset_mode
         self._who = who
@@ -107,6 +108,7 @@ class Verifier:
         self._steps = np.zeros(num_envs, np.int64)
         self._vector_step = 0
         self._warned: set[int] = set()
+        self._closed = False
         # In DISABLED mode, what was handed over last: a reset of some slots hands that of the others over once more.
         self._handed: list[Array] = []
 
@@ -190,7 +192,7 @@ class Verifier:
             for finals in step.finals:
                 for array, final in zip(observations, finals.arrays, strict=True):
                     array[list(finals.slots)] = final
-        flags = step.truncated * np.uint8(2) + step.terminated
+        flags = step.truncated * np.uint8(TRUNCATED) + step.terminated  # TERMINATED is 1
         if step.cut_short:  # that end is made up here
             flags[list(step.cut_short)] = 0
         before = digests.values
@@ -198,9 +200,11 @@ class Verifier:
         said = chains.tobytes()
         if b"\x00" not in stepped.tobytes() and self._fed_digests.tobytes() == said == self._stands.tobytes():
             self._steps += 1  # as nearly always: everybody stepped, nobody's episode ended, and all is well
+            self.compared += len(stepped)
             stepped.fill(False)
             return
         self._steps += stepped
+        self.compared += int(stepped.sum())
         wrong = stepped & ((self._fed_digests != chains) | ((self._stands != chains) & ~self._fresh))
         if b"\x00" in stepped.tobytes():
             digests.values = np.where(stepped, chains, before)
@@ -229,6 +233,7 @@ class Verifier:
         rows = np.flatnonzero(handed)
         chains = self._digests.reset(observations, rows)
         known = handed & self._from_reset
+        self.compared += int(known.sum())
         wrong = known & (self._stands != chains)
         self._episodes += handed & ((self._steps > 0) | (self._episodes < 0))
         self._steps[handed] = 0
@@ -238,7 +243,7 @@ class Verifier:
             zeros = [("action", leaf, np.zeros(leaf.shape, leaf.dtype)) for leaf in self._action_leaves]
             located = locate(
                 int(self._stands[slot]) - int(chains[slot]),
-                flags=_RESET,
+                flags=RESET,
                 reward=0.0,
                 actions=zeros,
                 observations=self._named(observations, slot),
@@ -287,7 +292,11 @@ class Verifier:
             logger.warning("%s. Further ones of these slots are only counted", text)
 
     def close(self) -> None:
-        """Say how many mismatches there were, if they were no errors."""
-        if self.mismatches:
-            logger.warning("verify: %d mismatches in %d vector steps", self.mismatches, self._vector_step)
-            self.mismatches = 0
+        """Say what was compared, and how many mismatches there were, if they were no errors."""
+        if not self._closed:
+            level = logging.WARNING if self.mismatches else logging.INFO
+            logger.log(
+                level, "verify: %d mismatches in %d vector steps; %d env steps and first observations were compared",
+                self.mismatches, self._vector_step, self.compared,
+            )  # fmt: skip
+        self._closed = True
