@@ -48,6 +48,13 @@ if TYPE_CHECKING:
 NUM_ENVS = 16
 THE_ENV = 5  # in which the one cell is changed
 
+_BUDGET = f"""
+The budget: each of the {NUM_ENVS} envs makes --steps / {NUM_ENVS} steps. The end of an episode must lie within them,
+behind --at, so --steps / {NUM_ENVS} must be above the length of an episode. Otherwise final_obs, reset_obs
+and the faults of ends find nothing to change; such cases are reported, and the summary leaves them
+out. A learning curve takes 15 episodes.
+"""
+
 Episode = tuple[int, float, int]
 """Row, return, length."""
 
@@ -237,18 +244,43 @@ def log_rows(seed: int, whole: Trained, record: list[Episode]) -> list[Row]:
     ]  # fmt: skip
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_BUDGET,
+    )
+    doses = "one cell, 1 %% of the cells, every cell"
+    parser.add_argument("--env", default="Pendulum-v1", help="Gymnasium id (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=20_480, help="env steps of each run (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds: 0, 1, … (default: %(default)s)")
+    parser.add_argument(
+        "--at",
+        type=int,
+        default=100,
+        help="vector step from which on the one cell may be changed (default: %(default)s)",
+    )
+    parser.add_argument("--n-steps", type=int, default=64, help="vector steps of a rollout (default: %(default)s)")
+    parser.add_argument(
+        "--faults", nargs="*", choices=FAULTS, default=list(FAULTS), metavar="FAULT",
+        help=f"which, each in quotes: {', '.join(FAULTS)} (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--doses", nargs="*", choices=DOSES, default=list(DOSES), metavar="DOSE",
+        help=f"how much of it: {', '.join(DOSES)}, that is {doses} (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/boundary_faults"),
+        help="writes .md, .csv and .png (default: %(default)s)",
+    )
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the matrix; print and write the table. Exit code 1 if anything was missed, or an alarm was false."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env", default="Pendulum-v1", help="Gymnasium id")
-    parser.add_argument("--steps", type=int, default=20_480, help="env steps of each run")
-    parser.add_argument("--seeds", type=int, default=1, help="seeds 0, 1, …")
-    parser.add_argument("--at", type=int, default=100, help="vector step from which on the one cell may be changed")
-    parser.add_argument("--n-steps", type=int, default=64, help="vector steps of a rollout")
-    parser.add_argument("--faults", nargs="*", choices=FAULTS, default=list(FAULTS), metavar="FAULT")
-    parser.add_argument("--doses", nargs="*", choices=DOSES, default=list(DOSES))
-    parser.add_argument("--out", type=Path, default=Path("runs/boundary_faults"), help="writes .md, .csv and .png")
-    args = parser.parse_args(argv)
+    args = _parser().parse_args(argv)
     torch.set_num_threads(1)
     setting = Setting(args.env, args.steps, args.at, args.n_steps)
     cases = [(name, "one") for name in CONTROLS] + [(fault, dose) for fault in args.faults for dose in args.doses]

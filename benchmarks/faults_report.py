@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +39,11 @@ class Row:
     weights: str = "-"
 
 
+def _changed(row: Row) -> bool:
+    """Tell whether there was anything to see: a fault may find nothing to change within the budget."""
+    return row.fault in CONTROLS or row.changed > 0
+
+
 DETECTORS: dict[str, Callable[[Row], bool]] = {
     "ledgers locate it": lambda row: row.ledger == "located",
     "live check stops in the step": lambda row: row.live.startswith("in the step"),
@@ -45,6 +52,12 @@ DETECTORS: dict[str, Callable[[Row], bool]] = {
     "final weights differ": lambda row: row.weights == "differ",
 }
 """What may see a fault, in the order of the summary's columns; the curve is what people look at."""
+
+_COUNTS: dict[str, Callable[[Row], bool]] = {
+    "episode log and record differ": lambda row: row.log != "no episode",
+    "learning curve does not rise": lambda row: row.curve != "too short",
+}
+"""Which cases a detector can say something about; the others, and those without a change, are not counted."""
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -56,12 +69,21 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Write a Markdown table: in how many of the cases of a fault, over doses and seeds, each detector saw it."""
+    """Write a Markdown table: in how many of the cases of a fault, over doses and seeds, each detector saw it.
+
+    A case in which nothing was changed does not count, nor does a curve that is too short; ``-`` if no case is left.
+    """
     lines = [f"| fault | {' | '.join(DETECTORS)} |", "|---|" + "---:|" * len(DETECTORS)]
     for fault, cases in _by_fault(rows).items():
-        seen = [f"{sum(map(detector, cases))} of {len(cases)}" for detector in DETECTORS.values()]
+        seen = ["-" if not total else f"{count} of {total}" for count, total in map(partial(_seen, cases), DETECTORS)]
         lines.append(f"| {fault} | {' | '.join(seen)} |")
     return "\n".join(lines)
+
+
+def _seen(cases: Sequence[Row], detector: str) -> tuple[int, int]:
+    """Give in how many cases a detector saw the fault, and how many count for it."""
+    counted = [row for row in cases if _changed(row) and _COUNTS.get(detector, _changed)(row)]
+    return sum(map(DETECTORS[detector], counted)), len(counted)
 
 
 def _by_fault(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -98,7 +120,8 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415 - it takes a second to import
 
     cases = _by_fault(rows)
-    shares = [[sum(map(detector, rows)) / len(rows) for detector in DETECTORS.values()] for rows in cases.values()]
+    seen = [[_seen(rows, detector) for detector in DETECTORS] for rows in cases.values()]
+    shares = [[count / total if total else math.nan for count, total in line] for line in seen]
     figure = Figure(figsize=(8, 0.26 * len(cases) + 2.2), layout="constrained")
     axes = figure.subplots()
     axes.imshow(shares, cmap="Greens", vmin=0, vmax=1, aspect="auto")
@@ -107,9 +130,8 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
     axes.xaxis.tick_top()
     for y, line in enumerate(shares):
         for x, share in enumerate(line):
-            axes.text(
-                x, y, f"{share:.0%}", ha="center", va="center", fontsize=7, color="white" if share > 0.6 else "0.3"
-            )
+            text, color = "-" if math.isnan(share) else f"{share:.0%}", "white" if share > 0.6 else "0.3"
+            axes.text(x, y, text, ha="center", va="center", fontsize=7, color=color)
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=80)
 

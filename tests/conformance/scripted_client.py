@@ -29,7 +29,7 @@ DIGESTED = Case(
     "probe",
     "the probe environment",
     (Part(np.dtype("<f4"), (WIDTH,)),),
-    (Part(np.dtype("<f8"), (1,)), Part(np.dtype("<f8"), (WIDTH,))),
+    (Part(np.dtype("<f8"), (1,), "t"), Part(np.dtype("<f8"), (WIDTH,), "a")),
 )
 
 

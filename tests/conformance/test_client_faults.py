@@ -159,12 +159,23 @@ def test_both_digests_are_told() -> None:
     told = details(graded("digest wrong in one feedback", **DIGESTED), "step-digest")
     theirs, ours = (int(word, 16) for word in re.findall(r"0x[0-9a-f]{16}\b", told))
     assert theirs - ours == 1
+    assert ": several values differ, or the digest is made in another way" in told
 
 
 @pytest.mark.parametrize("fault", ["digest without flags", "digest of another action", "digest without reward"])
 def test_with_long_chunks_the_digest_of_a_step_is_not_judged(fault: str) -> None:
     report = graded(fault, features=DIGESTS, horizon=4)
     assert (report.violations, report.notes) == ([], []), report.to_text()
+    said = (
+        "not compared: the digests of the steps themselves, since a chunk has 4 of them; only --horizon 1 compares them"
+    )
+    assert said in report.preamble
+    assert said in report.to_text()
+
+
+@pytest.mark.parametrize("options", [DIGESTED, {"features": REUSE, "horizon": 4}], ids=["single", "no digests"])
+def test_nothing_is_said_of_digests_that_are_compared_or_not_offered(options: dict[str, Any]) -> None:
+    assert not [line for line in graded(**options).preamble if "digests" in line]
 
 
 def test_observations_are_held_to_the_announced_space_where_they_are_digested() -> None:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.boundary_faults import Setting, log_rows, run_case
+from benchmarks.boundary_faults import main as run_matrix
 from benchmarks.faults_report import LOG_FAULTS, Row, main, read, summary, verdict, write
+from benchmarks.faulty_env import DOSES, FAULTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +60,31 @@ def test_what_is_wrong_is_reported(row: Row, said: str) -> None:
     [line] = verdict([row])
     assert said in line
     assert row.fault in line
+
+
+def test_cases_without_a_change_and_short_curves_do_not_count(tmp_path: Path) -> None:
+    nothing = replace(LOCATED, seed=1, changed=0, ledger="silent", live="silent", weights="equal")
+    short = replace(LOCATED, seed=2, curve="too short", log="no episode")
+    other = replace(nothing, fault="final_obs zero")
+    rows = [replace(SILENT, curve="too short"), LOCATED, nothing, short, other]
+    assert summary(rows).splitlines()[2:] == [
+        "| obs zero | 2 of 2 | 2 of 2 | 0 of 1 | 0 of 1 | 2 of 2 |",
+        "| final_obs zero | - | - | - | - | - |",
+        "| control: none | 0 of 1 | 0 of 1 | 0 of 1 | - | 0 of 1 |",
+    ]
+    assert write(rows, tmp_path / "faults")[-1].stat().st_size > 100
+    assert len(verdict(rows)) == 2
+
+
+def test_help_names_faults_doses_defaults_and_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        run_matrix(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for name in (*FAULTS, *DOSES):
+        assert name in said
+    assert said.count("(default: ") == 8
+    assert "env steps of each run (default: 20480)" in said
+    assert "--steps / 16 must be above the length of an episode" in said
 
 
 def test_tables_and_picture(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def ledgers(tmp_path: Path) -> tuple[Path, Path]:
     """Two envs, 12 vector steps; the trainer's ledger and the envs'."""
     trainer, envs = tmp_path / "trainer.ledger", tmp_path / "envs.ledger"
-    venv = DummyVecEnv([partial(LedgerEnv, CountingEnv(n), envs, env_index=n) for n in range(2)])
+    venv = DummyVecEnv([partial(LedgerEnv, CountingEnv(n), envs, env_index=n, run="first") for n in range(2)])
     env = LedgerVecEnv(venv, trainer, run="first")
     env.reset()
     for step in range(12):

@@ -16,7 +16,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, NoReturn
 
-from plugrl_bridges.conformance.client_checks import Broken
+from plugrl_bridges.conformance.client_checks import STEP_DIGEST, Broken
 from plugrl_bridges.conformance.client_process import ClientProcess
 from plugrl_bridges.conformance.client_server import RESYNC, STOP, Gone, Link, Listener, Stalled
 from plugrl_bridges.conformance.client_talk import Finished, Hung, Talk
@@ -56,6 +56,11 @@ def check_client(options: ClientCheckOptions) -> Report:
             f"actions: {options.action_dtype} [{options.horizon}, n, {options.action_dim}]; features offered: "
             + (", ".join(sorted(options.features)) or "none"),
         ]
+        if STEP_DIGEST in options.features and options.horizon > 1:
+            report.preamble.append(
+                f"not compared: the digests of the steps themselves, since a chunk has {options.horizon} of them; only "
+                "--horizon 1 compares them"
+            )
         for at, name in enumerate(options.scenarios):
             logger.info("%s: scenario %s, waiting for a client", address, name)
             try:

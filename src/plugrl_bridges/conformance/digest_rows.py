@@ -101,7 +101,7 @@ class DigestRow:
             self.sum = digest.give(reward, bool(flags & 1), bool(flags & 2), observation)
 
     def difference(self, theirs: int, ours: int) -> str:
-        """Say which value makes two digests differ, if it is a single one."""
+        """Say which value makes two digests differ; or that it is no single one."""
         leaves = self._spaces.observations.leaves
         found = locate(
             theirs - ours,
@@ -111,6 +111,6 @@ class DigestRow:
             observations=[(leaf.name, leaf, value) for leaf, value in zip(leaves, self._observation, strict=True)],
         )
         if found is None:
-            return ""
+            return ": several values differ, or the digest is made in another way"
         what = f"observation {found.cell}" if found.field == "obs" else found.cell
         return f": {what} is {found.ours} on the wire and {found.theirs} in the digest"

@@ -6,25 +6,20 @@ Exit codes: 0 if both sides are equal, 1 if they differ, 2 for a wrong command l
 from __future__ import annotations
 
 import json
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from plugrl_bridges.errors import LedgerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from plugrl_bridges.ledger.outcome import Comparison
-    from plugrl_bridges.ledger.reader import Event, LedgerReader
 
 __all__ = ["main"]
 
 _NAME = "stepledger"
 _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
-_SHOWN_CELLS = 8
 _SHOWN_FILES = 16
 
 _float32 = click.option(
@@ -63,7 +58,7 @@ def compare(*, trainer: str, envs: tuple[str, ...], as_json: bool, float32: bool
 def plot(*, trainer: str, envs: tuple[str, ...], out: str, float32: bool) -> None:
     """Draw where TRAINER and ENVS differ: a heat map of env and vector step.
 
-    Needs matplotlib. Exit status as of compare.
+    Needs matplotlib: pip install 'plugrl-bridges[plot]'. Exit status as of compare.
     """
     found = _compared(trainer, envs, float32=float32)
     try:
@@ -71,7 +66,7 @@ def plot(*, trainer: str, envs: tuple[str, ...], out: str, float32: bool) -> Non
 
         plot_differences(found, out)
     except ImportError as exc:
-        raise SystemExit(_fail(f"plot needs matplotlib: {exc}")) from exc
+        raise SystemExit(_fail(f"plot needs matplotlib ({exc}): pip install 'plugrl-bridges[plot]'")) from exc
     except (OSError, ValueError) as exc:
         raise SystemExit(_fail(f"--out {out}: {exc}")) from exc
     click.echo(f"{found}\nwritten: {out}")
@@ -81,17 +76,24 @@ def plot(*, trainer: str, envs: tuple[str, ...], out: str, float32: bool) -> Non
 @main.command(context_settings=_SETTINGS)
 @click.argument("file", type=click.Path())
 @click.option("--env", "number", type=click.IntRange(0), help="Only this env's events.")
+@click.option("--episode", type=click.IntRange(0), help="Only events of this episode of each env, from 0.")
+@click.option("--step", type=click.IntRange(0), help="Only this step of each episode, from 1; 0 is the reset.")
 @click.option("--skip", type=click.IntRange(0), default=0, help="Leave out so many events first.")
 @click.option("--events", type=click.IntRange(0), default=10, help="Show so many events.")
-def show(*, file: str, number: int | None, skip: int, events: int) -> None:
-    """Show what a ledger is of, how it ends, and its first events."""
-    from plugrl_bridges.ledger.reader import LedgerReader  # noqa: PLC0415 - --help must not pay for it
+def show(*, file: str, number: int | None, episode: int | None, step: int | None, skip: int, events: int) -> None:
+    """Show what a ledger is of, how it ends, and its first events.
+
+    Episodes and steps are counted as compare counts them. Exit status 2: the file cannot be read, or has no such env.
+    """
+    # --help must not pay for these.
+    from plugrl_bridges.ledger.reader import LedgerReader  # noqa: PLC0415
+    from plugrl_bridges.ledger.showing import Choice, about, chosen  # noqa: PLC0415
 
     try:
         if Path(file).is_dir():
             raise LedgerError(_of_folder(Path(file)))
         reader = LedgerReader(file)
-        lines = [*_about(reader), *islice(_events(reader, number), skip, skip + events)]
+        lines = [*about(reader), *chosen(reader, Choice(number, episode, step, skip, events))]
     except LedgerError as exc:
         raise SystemExit(_fail(exc)) from exc
     click.echo("\n".join(lines))
@@ -118,46 +120,6 @@ def _compared(trainer: str, envs: tuple[str, ...], *, float32: bool) -> Comparis
 def _fail(error: object) -> int:
     click.echo(f"{_NAME}: {' '.join(str(error).split())}", err=True)
     return 2
-
-
-def _about(reader: LedgerReader) -> Iterator[str]:
-    header = reader.header
-    about = ", ".join(f"{key} {value}" for key, value in header.about.items())
-    yield f"side      {header.side.value} ({header.dialect.value})"
-    yield f"run       {header.run or '-'}"
-    yield f"about     {about}"
-    for name, columns in (("action", header.action), ("obs", header.observation)):
-        for entry in columns.entries:
-            by = " by digest" if entry.digested else ""
-            yield f"{name:<9} {entry.name} {list(entry.shape)} {entry.dtype.str}{by}"
-    envs = [str(number) for _, number in reader.joined()] if not header.num_envs else [f"0..{header.num_envs - 1}"]
-    yield f"envs      {', '.join(envs) or '-'}"
-    yield f"end       {reader.tail}"
-
-
-def _events(reader: LedgerReader, number: int | None) -> Iterator[str]:
-    for record in reader.records():
-        for env, event in zip(record.envs, record.events, strict=False):  # a join has no event
-            if number is None or env == number:
-                yield f"{event.at:>8} env {env}: {_described(reader, event)}"
-
-
-def _described(reader: LedgerReader, event: Event) -> str:
-    from plugrl_bridges.ledger.format import Flag  # noqa: PLC0415 - --help must not pay for it
-
-    header = reader.header
-    observation = " ".join(_short(value) for value in header.observation.split(event.observation))
-    if event.is_reset:
-        return f"reset -> {observation}"
-    action = " ".join(_short(value) for value in header.action.split(event.action))
-    flags = " ".join(str(flag.name).lower() for flag in Flag if event.flags & flag)
-    return f"step {action} -> reward {event.reward!r} {flags + ' ' if flags else ''}{observation}"
-
-
-def _short(value: Any) -> str:  # noqa: ANN401 - an array of any dtype
-    cells = value.reshape(-1).tolist()
-    text = " ".join(f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells[:_SHOWN_CELLS])
-    return f"[{text}{' …' if len(cells) > _SHOWN_CELLS else ''}]"
 
 
 if __name__ == "__main__":

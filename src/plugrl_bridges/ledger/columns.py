@@ -70,23 +70,26 @@ class Columns:
 
     Args:
         entries: In the order of the space.
+        owner: Whose values they are of, for errors.
     """
 
-    def __init__(self, entries: Sequence[Column]) -> None:
+    def __init__(self, entries: Sequence[Column], owner: str = "") -> None:
         self.entries = tuple(entries)
+        self._owner = owner
         self.width = sum(entry.width for entry in self.entries)
         """Bytes of one env's values in a record."""
         self._paths: tuple[tuple[str | int, ...], ...] = ()
         self._lone: Column | None = None
 
     @classmethod
-    def of(cls, space: Space, root: str, *, full: bool) -> Columns:
+    def of(cls, space: Space, root: str, *, full: bool, owner: str = "") -> Columns:
         """Make the columns of a space.
 
         Args:
             space: Box, Discrete, MultiDiscrete, MultiBinary, Text, and Dict and Tuple of them.
             root: Name of the entry, where the space has no entries.
             full: Record large entries whole too.
+            owner: Whose values they are of, for errors.
 
         Raises:
             LedgerError: for another space.
@@ -101,7 +104,7 @@ class Columns:
             name = leaf.name if leaf.path else root
             digested = size > WHOLE_BYTES and not full
             entries.append(Column(name, leaf.shape, leaf.dtype.newbyteorder("<"), digested))
-        made = cls(entries)
+        made = cls(entries, owner)
         made._paths = tuple(leaf.path for leaf in leaves)
         if len(leaves) == 1 and not leaves[0].path and not entries[0].digested:
             made._lone = entries[0]
@@ -109,14 +112,19 @@ class Columns:
 
     # Values to bytes ----------------------------------------------------------------------------------------------
 
-    def values(self, value: Value) -> list[Array]:
+    def values(self, value: Value, owner: str = "") -> list[Array]:
         """Give one env's value, entry by entry, in the dtype and shape of its space.
+
+        Args:
+            value: The value.
+            owner: Whose it is, for errors, if another than that of all values.
 
         Raises:
             LedgerError: if an entry is missing or does not fit its shape.
         """
+        whose = owner or self._owner
         return [
-            _fitting(_at(value, path), entry, entry.shape)
+            _fitting(_at(value, path, whose), entry, entry.shape, whose)
             for path, entry in zip(self._paths, self.entries, strict=True)
         ]
 
@@ -134,7 +142,7 @@ class Columns:
             LedgerError: if an entry is missing or does not fit its shape.
         """
         return [
-            _fitting(_at(value, path), entry, (rows, *entry.shape))
+            _fitting(_at(value, path, self._owner), entry, (rows, *entry.shape), self._owner)
             for path, entry in zip(self._paths, self.entries, strict=True)
         ]
 
@@ -211,25 +219,30 @@ class Columns:
         return cls(entries)
 
 
-def _at(value: Value, path: tuple[str | int, ...]) -> Value:
+def _at(value: Value, path: tuple[str | int, ...], owner: str) -> Value:
     try:
         for key in path:
             value = value[key]
     except (KeyError, IndexError, TypeError) as exc:
-        raise LedgerError(f"a value to be recorded lacks the entry {'/'.join(map(str, path))!r}") from exc
+        whose = f" of {owner}" if owner else ""
+        raise LedgerError(f"a value{whose} to be recorded lacks the entry {'/'.join(map(str, path))!r}") from exc
     return value
 
 
-def _fitting(value: Value, entry: Column, shape: tuple[int, ...]) -> Array:
+def _fitting(value: Value, entry: Column, shape: tuple[int, ...], owner: str) -> Array:
     """Cast as assigning into a buffer of the space's dtype would."""
     array = np.asarray(value)
     if array.dtype != entry.dtype:
         if array.dtype.kind not in "biufU" or (array.dtype.kind == "U") != (entry.dtype.kind == "U"):
-            raise LedgerError(f"entry {entry.name!r} has dtype {array.dtype}, expected {entry.dtype}")
+            raise LedgerError(f"entry {_named(entry, owner)} has dtype {array.dtype}, expected {entry.dtype}")
         with np.errstate(over="ignore", invalid="ignore"):
             array = array.astype(entry.dtype)
     if array.shape != shape:
         if array.size != math.prod(shape):
-            raise LedgerError(f"entry {entry.name!r} has shape {list(array.shape)}, expected {list(shape)}")
+            raise LedgerError(f"entry {_named(entry, owner)} has shape {list(array.shape)}, expected {list(shape)}")
         array = array.reshape(shape)
     return array
+
+
+def _named(entry: Column, owner: str) -> str:
+    return f"{entry.name!r} of {owner}" if owner else repr(entry.name)

@@ -82,7 +82,8 @@ def _counterpart(entry: Column, trainer: Columns, env: Columns, what: str) -> in
     if len(same) != 1 or env.entries[same[0]].shape != entry.shape:
         raise LedgerError(
             f"the ledgers are of different {what}: the trainer's has {_shown(entry)}, "
-            f"the env's has {', '.join(map(_shown, env.entries))}"
+            f"the env's has {', '.join(map(_shown, env.entries))}: put the trainer's ledger below wrappers that "
+            "change values or shapes"
         )
     return same[0]
 

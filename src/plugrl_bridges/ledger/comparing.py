@@ -17,14 +17,17 @@ import numpy as np
 from plugrl_bridges.errors import LedgerError
 from plugrl_bridges.ledger.common import Cell, Common, differing
 from plugrl_bridges.ledger.format import Dialect, Flag
-from plugrl_bridges.ledger.hints import of_earlier_runs, of_shared_numbers
+from plugrl_bridges.ledger.hints import of_earlier_runs, of_one_sided_run, of_shared_numbers
 from plugrl_bridges.ledger.outcome import Comparison, Difference, HeatMap
+from plugrl_bridges.ledger.paths import env_paths
+from plugrl_bridges.ledger.rows import of_rows
 from plugrl_bridges.ledger.streams import env_events, env_readers, trainer_reader
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Sequence
 
+    from plugrl_bridges.ledger.paths import Paths
     from plugrl_bridges.ledger.reader import Event, LedgerReader
     from plugrl_bridges.ledger.streams import EnvEvents
 
@@ -36,9 +39,7 @@ _AHEAD_AFTER_LOSS = 4096
 _ENDS = Flag.TERMINATED | Flag.TRUNCATED
 
 
-def compare(
-    trainer: str | os.PathLike[str], envs: Sequence[str | os.PathLike[str]], *, float32: bool = False
-) -> Comparison:
+def compare(trainer: str | os.PathLike[str], envs: Paths, *, float32: bool = False) -> Comparison:
     """Compare a trainer's ledger with those of its envs, step by step; look at ``first`` of what comes back.
 
     Rewards are compared as float32, in which they cross the boundary. Observations and actions are compared bit by bit,
@@ -46,7 +47,7 @@ def compare(
 
     Args:
         trainer: What a `LedgerVecEnv` or `LedgerVectorEnv` wrote.
-        envs: What the `LedgerEnv` of its envs wrote: files, and folders of them.
+        envs: What the `LedgerEnv` of its envs wrote: a file or a folder of them, or several.
         float32: Compare floats of 64 bits as float32, for a client that sends them so.
 
     Returns:
@@ -57,7 +58,8 @@ def compare(
     """
     reader = trainer_reader(trainer)
     header = reader.header
-    readers, notes = env_readers(envs, header.run)
+    readers, notes = env_readers(env_paths(envs), header.run)
+    notes += of_one_sided_run(reader, readers)
     for other in readers:
         if header.run and other.header.run and header.run != other.header.run:
             raise LedgerError(
@@ -89,8 +91,9 @@ def compare(
     for pairing in pairings:
         pairing.finish(closed=reader.tail.closed, vector_step=vector_step)
     found.heat.reach(vector_step)
-    if not found.equal and (hint := of_earlier_runs(streams, [pairing.losses for pairing in pairings])):
-        found.notes.append(hint)
+    if not found.equal:
+        hint = of_earlier_runs(streams, [pairing.losses for pairing in pairings])
+        found.notes += [hint] if hint else of_rows(reader, streams, observation, found)
     return found
 
 

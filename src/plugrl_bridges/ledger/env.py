@@ -20,6 +20,7 @@ from plugrl_bridges.ledger.digest import EnvDigest
 from plugrl_bridges.ledger.format import FRAME, GUARD, HEAD, Dialect, Kind, Side
 from plugrl_bridges.ledger.place import place_of_new_envs
 from plugrl_bridges.ledger.traits import env_name
+from plugrl_bridges.ledger.wrapping import expect_env, number_of
 from plugrl_bridges.ledger.writer import Subject, shared
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     Raises:
         LedgerError: for a space that cannot be recorded; at the first reset, if the file cannot be made, or another env
             of the process writes the same number there.
+        TypeError: for a vector env, which has a wrapper of its own; for a rank or number that is no int.
         ValueError: for a negative rank or number.
     """
 
@@ -75,15 +77,14 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         full: bool = False,
         digest: bool | DigestRow = False,
     ) -> None:
+        expect_env(env, "LedgerEnv")
         super().__init__(env)
         own_rank, own_index = place_of_new_envs()
-        rank = own_rank if rank is None else rank
-        env_index = own_index if env_index is None else env_index
-        for name, number in (("env_index", env_index), ("rank", rank)):
-            if not 0 <= number < 1 << 31:
-                raise ValueError(f"{name} must be from 0 to 2**31 - 1, got {number}")
-        self._observation = Columns.of(env.observation_space, "obs", full=full)
-        self._action = Columns.of(env.action_space, "action", full=full)
+        rank = own_rank if rank is None else number_of("rank", rank)
+        env_index = own_index if env_index is None else number_of("env_index", env_index)
+        owner = f"env {env_index} of rank {rank}"
+        self._observation = Columns.of(env.observation_space, "obs", full=full, owner=owner)
+        self._action = Columns.of(env.action_space, "action", full=full, owner=owner)
         self._env_index = env_index
         self._rank = rank
         self._joined = False

@@ -1,7 +1,7 @@
 """Own what is said of files that do not seem to belong together: of an earlier run, or of envs that share a number.
 
 ``comparing`` asks when a comparison found a difference, or could not be made. Nothing is refused for it: a client that
-takes a lost one's place adds files to the folder of its run, too.
+takes a lost one's place adds files to the folder of its run, too. ``rows`` owns the hints that need observations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from plugrl_bridges.ledger.reader import LedgerReader
     from plugrl_bridges.ledger.streams import EnvEvents
 
-__all__ = ["ONE_FOLDER_PER_RUN", "of_earlier_runs", "of_shared_numbers"]
+__all__ = ["ONE_FOLDER_PER_RUN", "of_earlier_runs", "of_one_sided_run", "of_shared_numbers"]
 
 ONE_FOLDER_PER_RUN = "take a new folder for each run, or give run= on both sides"
 _SHOWN_FILES = 8
@@ -56,6 +56,29 @@ def of_shared_numbers(streams: Sequence[EnvEvents]) -> str | None:
                 "need an env_index of their own each (or their clients a rank)"
             )
     return None
+
+
+def of_one_sided_run(trainer: LedgerReader, envs: Sequence[LedgerReader]) -> list[str]:
+    """Note that ``run=`` was given on one side alone, so that nothing tells whether both are of one run.
+
+    Args:
+        trainer: The trainer's ledger.
+        envs: Those of the envs that were compared with it.
+
+    Returns:
+        No note, or one.
+    """
+    run = trainer.header.run
+    others = [reader for reader in envs if bool(reader.header.run) is not bool(run)]
+    if not others:
+        return []
+    if run:
+        said = (
+            f"the trainer's ledger has run {run!r}, and {len(others)} of its envs' have none, such as {others[0].path}"
+        )
+    else:
+        said = f"{others[0].path} has run {others[0].header.run!r}, and the trainer's ledger has none"
+    return [f"{said}: nothing tells whether they are of one run; give run= on both sides"]
 
 
 def _named(readers: Sequence[LedgerReader]) -> str:

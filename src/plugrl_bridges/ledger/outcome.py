@@ -64,16 +64,17 @@ class Difference:
 
     def __str__(self) -> str:
         """Say it in one line."""
+        what = self.field if self.cell == self.field else f"{self.field}: {self.cell}"
         return (
             f"env {self.slot.number} (rank {self.slot.rank}, index {self.slot.env_index}), episode {self.episode}, "
-            f"step {self.step} (vector step {self.vector_step}), {self.field}: {self.cell} is "
-            f"{_shown(self.trainer)} at the trainer and {_shown(self.env)} at the env"
+            f"step {self.step} (vector step {self.vector_step}), {what} is {_shown(self.trainer)} at the trainer and "
+            f"{_shown(self.env)} at the env"
         )
 
     def as_json(self) -> dict[str, Any]:
         """Give it for programs."""
         return {
-            "env": self.slot.number, "rank": self.slot.rank, "env_index": self.slot.env_index, "episode": self.episode,
+            "slot": self.slot.number, "rank": self.slot.rank, "env_index": self.slot.env_index, "episode": self.episode,
             "step": self.step, "vector_step": self.vector_step, "field": self.field, "cell": self.cell,
             "trainer_value": _plain(self.trainer), "env_value": _plain(self.env), "cells": self.cells,
         }  # fmt: skip
@@ -139,6 +140,11 @@ class Comparison:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def resets(self) -> int:
+        """Resets that were compared: each begins an episode, so it is `episodes` by the name that reports use."""
+        return self.episodes
+
+    @property
     def equal(self) -> bool:
         """Whether no difference was found."""
         return self.first is None
@@ -153,7 +159,7 @@ class Comparison:
     def as_json(self) -> dict[str, Any]:
         """Give it for programs."""
         return {
-            "equal": self.equal, "envs": len(self.slots), "env_steps": self.env_steps, "episodes": self.episodes,
+            "equal": self.equal, "envs": len(self.slots), "env_steps": self.env_steps, "resets": self.resets,
             "not_compared": self.not_compared, "lost_steps": self.lost_steps,
             "first": None if self.first is None else self.first.as_json(),
             "cells": {name: self.cells[name] for name in FIELDS if self.cells[name]}, "notes": self.notes,
@@ -161,7 +167,7 @@ class Comparison:
 
     def __str__(self) -> str:
         """Say it for people."""
-        about = f"{len(self.slots)} envs, {self.env_steps} env steps and {self.episodes} resets compared"
+        about = f"{len(self.slots)} envs, {self.env_steps} env steps and {self.resets} resets compared"
         lines = [f"equal: {about}" if self.equal else f"DIFFERENT: {about}"]
         if self.first is not None:
             counts = ", ".join(f"{name} {self.cells[name]}" for name in FIELDS if self.cells[name])
@@ -188,4 +194,6 @@ def _plain(value: object) -> object:
 
 
 def _shown(value: object) -> str:
-    return "absent" if value is None else repr(_plain(value))
+    if isinstance(value, np.generic):
+        value = value.item()
+    return "absent" if value is None else repr(value)

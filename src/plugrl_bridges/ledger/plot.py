@@ -1,4 +1,4 @@
-"""Own the picture of a comparison: a heat map of env and vector step. Needs matplotlib (the ``demo`` extra)."""
+"""Own the picture of a comparison: a heat map of env and vector step. Needs matplotlib (the ``plot`` extra)."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvObs, Vec
 from plugrl_bridges.errors import LedgerMismatch
 from plugrl_bridges.ledger.format import Dialect, Flag
 from plugrl_bridges.ledger.recorder import Recorder
+from plugrl_bridges.ledger.wrapping import expect_env
 from plugrl_bridges.ledger.writer import check_trainer_path
 
 if TYPE_CHECKING:
@@ -36,9 +37,11 @@ class LedgerVecEnv(VecEnvWrapper):
     Raises:
         LedgerError: for a space that cannot be recorded; if the path exists or is a folder; at the first reset,
             if the file cannot be made.
+        TypeError: for an env of another kind, which has a wrapper of its own.
     """
 
     def __init__(self, venv: VecEnv, path: str | os.PathLike[str], *, run: str = "", full: bool = False) -> None:
+        expect_env(venv, "LedgerVecEnv")
         check_trainer_path(path)
         super().__init__(venv)
         self._ledger = Recorder(
@@ -102,7 +105,7 @@ class LedgerVecEnv(VecEnvWrapper):
         if info.get("client_lost", False):
             flags[row] |= Flag.LOST
         final = info.get("terminal_observation")
-        return None if final is None else self._ledger.observation.values(final)
+        return None if final is None else self._ledger.observation.values(final, f"terminal_observation of row {row}")
 
     def close(self) -> None:
         """Close the envs and the ledger."""

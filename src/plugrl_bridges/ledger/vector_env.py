@@ -12,6 +12,7 @@ from plugrl_bridges.errors import LedgerMismatch
 from plugrl_bridges.ledger.format import Dialect, Flag
 from plugrl_bridges.ledger.recorder import Recorder
 from plugrl_bridges.ledger.traits import Autoreset, autoreset_of, env_name
+from plugrl_bridges.ledger.wrapping import expect_env
 from plugrl_bridges.ledger.writer import check_trainer_path
 
 if TYPE_CHECKING:
@@ -50,10 +51,12 @@ class LedgerVectorEnv(_Wrapper):
     Raises:
         LedgerError: for a space that cannot be recorded; if the path exists or is a folder; at the first reset,
             if the file cannot be made.
+        TypeError: for an env of another kind, which has a wrapper of its own.
         ValueError: for an unknown autoreset mode in the env's metadata.
     """
 
     def __init__(self, env: VectorEnv, path: str | os.PathLike[str], *, run: str = "", full: bool = False) -> None:
+        expect_env(env, "LedgerVectorEnv")
         check_trainer_path(path)
         super().__init__(env)
         self._mode = autoreset_of(env)
