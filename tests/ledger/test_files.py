@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -315,7 +314,9 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
         for env in envs:
             env.step(np.zeros(2, np.float32))
         sizes.append((tmp_path / "a.ledger").stat().st_size)
-    assert len(set(np.diff(sizes).tolist())) == 1
+    [grown] = set(np.diff(sizes).tolist())
+    assert grown > 3 * 8, "the actions of three envs at least"
     for env in envs:
         env.close()
-    assert time.time_ns() > LedgerReader(tmp_path / "a.ledger").header.started_ns
+    whole = LedgerReader(tmp_path / "a.ledger")
+    assert [record.kind for record in whole.records()].count(Kind.STEP) == 3 * 4

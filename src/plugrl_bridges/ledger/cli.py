@@ -136,17 +136,21 @@ def _about(reader: LedgerReader) -> Iterator[str]:
 
 
 def _events(reader: LedgerReader, number: int | None) -> Iterator[str]:
+    from plugrl_bridges.ledger.format import Kind  # noqa: PLC0415 - --help must not pay for it
+
     for record in reader.records():
         for env, event in zip(record.envs, record.events, strict=False):  # a join has no event
             if number is None or env == number:
-                yield f"{event.at:>8} env {env}: {_described(reader, event)}"
+                yield f"{event.at:>8} env {env}: {_described(reader, event, kept=record.kind is Kind.KEPT)}"
 
 
-def _described(reader: LedgerReader, event: Event) -> str:
+def _described(reader: LedgerReader, event: Event, *, kept: bool) -> str:
     from plugrl_bridges.ledger.format import Flag  # noqa: PLC0415 - --help must not pay for it
 
     header = reader.header
     observation = " ".join(_short(value) for value in header.observation.split(event.observation))
+    if kept:
+        return f"handed over again, otherwise than before -> {observation}"
     if event.is_reset:
         return f"reset -> {observation}"
     action = " ".join(_short(value) for value in header.action.split(event.action))

@@ -17,7 +17,7 @@ import numpy as np
 from plugrl_bridges.errors import LedgerError
 from plugrl_bridges.ledger.common import Cell, Common, differing
 from plugrl_bridges.ledger.following import ENDS, Lookout, same, same_reward
-from plugrl_bridges.ledger.format import Dialect, Flag
+from plugrl_bridges.ledger.format import Dialect, Flag, Kind
 from plugrl_bridges.ledger.hints import of_earlier_runs, of_shared_numbers
 from plugrl_bridges.ledger.outcome import Comparison, Difference, HeatMap
 from plugrl_bridges.ledger.streams import env_events, env_readers, trainer_reader
@@ -83,9 +83,12 @@ def compare(
     found.notes += [f"env {s.slot.number} wrote {len(s.readers)} ledgers" for s in streams if len(s.readers) > 1]
     pairings = [_Pairing(stream, found, observation, action) for stream in streams]
     vector_step = 0
-    for events in _trainer_records(reader, observation, action):
+    for kept, events in _trainer_records(reader, observation, action):
         for slot, event in events:
-            pairings[slot].take(event)
+            if kept:
+                pairings[slot].take_kept(event)
+            else:
+                pairings[slot].take(event)
             vector_step = event.at
     for pairing in pairings:
         pairing.finish(closed=reader.tail.closed, vector_step=vector_step)
@@ -112,7 +115,8 @@ def _convert_env(observation: Common, action: Common, *, sb3: bool) -> Callable[
 
 def _trainer_records(
     reader: LedgerReader, observation: Common, action: Common
-) -> Iterator[Sequence[tuple[int, Event]]]:
+) -> Iterator[tuple[bool, Sequence[tuple[int, Event]]]]:
+    """Give each record: whether it is only of observations that were handed over again, and rows and events."""
     for record in reader.records():
         events: Sequence[Event] = record.events
         if observation.converts or action.converts:
@@ -122,7 +126,7 @@ def _trainer_records(
                 )
                 for event in events
             ]
-        yield list(zip(record.envs, events, strict=True))
+        yield record.kind is Kind.KEPT, list(zip(record.envs, events, strict=True))
 
 
 class _Way(NamedTuple):
@@ -159,17 +163,26 @@ class _Pairing:
         self._step = 0
         self._parted = False
         self._afloat = False
+        self._taken = 0
+        self._kept: dict[int, bytes] = {}
+        """Number of the trainer's event, from 1, to its observation as it was handed over again, and otherwise."""
         self.losses = 0
         """Ends that the bridge made up because a client was lost."""
 
     def take(self, event: Event) -> None:
         """Take the trainer's next event."""
         self._trainer.append(event)
+        self._taken += 1
         if len(self._trainer) > _AHEAD:
             self._advance()
 
+    def take_kept(self, event: Event) -> None:
+        """Take what the trainer's last event showed when others were reset, which is not what it had shown."""
+        self._kept.setdefault(self._taken, event.observation)
+
     def finish(self, *, closed: bool, vector_step: int) -> None:
         """Pair what is left; if the trainer's ledger is complete, the env may have no step beyond it."""
+        self._lookout.complete = closed
         while self._trainer:
             self._advance()
         if self._parted:  # the trainer never heard how its client, or another, went on
@@ -184,7 +197,7 @@ class _Pairing:
         """Deal with the trainer's next event."""
         ours = self._trainer[0]
         if ours.is_reset and len(self._trainer) > 1 and self._trainer[1].is_reset:
-            self._trainer.popleft()
+            self._pop_trainer()
             return
         if ours.flags & Flag.LOST:
             self._lose(ours)
@@ -208,11 +221,18 @@ class _Pairing:
 
     def _count_trainer(self) -> None:
         """Go on to the trainer's next event."""
-        if self._trainer.popleft().is_reset:
+        ours, kept = self._pop_trainer()
+        if ours.is_reset:
             self._episode += 1
             self._step = 0
         else:
             self._step += 1
+        if kept is not None:
+            self._report_cells("obs", ours, differing(self._observation, kept, ours.observation))
+
+    def _pop_trainer(self) -> tuple[Event, bytes | None]:
+        number = self._taken - len(self._trainer) + 1
+        return self._trainer.popleft(), self._kept.pop(number, None)
 
     # Pairs --------------------------------------------------------------------------------------------------------
 
@@ -327,12 +347,16 @@ class _Pairing:
         several places it is the one that explains most of what the trainer saw next; none, if neither the observation
         is there nor the next event.
         """
-        best, behind = 0, None
-        for place in self._lookout.reachable(0):
+        look = self._lookout
+        best, behind = 0.0, None
+        for place in look.reachable(0):
             shown = self._env.observation_before(place + 1)
-            explains = (shown == ours.observation) + self._lookout.explained(1, place + 1)
+            explains = look.explained(1, place + 1) + (1 if shown == ours.observation else -0.5)
             if explains > best:
                 best, behind = explains, place + 1
+        if (gone := look.unwritten(0, ours, 0)) and look.explained(1, 0, missing=gone) > best:
+            self._trainer_alone(ours, missing=False)
+            return True
         if behind is None:
             return False
         for _ in range(behind):

@@ -43,6 +43,8 @@ class Lookout:
     def __init__(self, env: EnvEvents, trainer: Sequence[Event]) -> None:
         self._env = env
         self._trainer = trainer
+        self.complete = False
+        """Whether the trainer's events are all there are, so that the env has made no step beyond them."""
 
     def explained(self, number: int, ahead: int, *, afloat: bool = False, missing: int = 0) -> int:
         """Say how many events of the trainer's, from ``number`` on, agree with the env's from ``ahead`` on.
@@ -66,7 +68,14 @@ class Lookout:
             if not after:
                 return at - number - min(places.values())
             places, afloat = after, bool(ours.flags & Flag.LOST)
-        return len(self._trainer) - number - min(places.values())
+        return len(self._trainer) - number - min(passed + self._beyond(*place) for place, passed in places.items())
+
+    def _beyond(self, ahead: int, _missing: int) -> bool:
+        """Say whether the env made a step from there on, although the trainer made none any more."""
+        if not self.complete:
+            return False
+        events = map(self._env.peek, range(ahead, ahead + _AHEAD_AFTER_LOSS))
+        return any(not event.is_reset for event in events if event is not None)
 
     def _next(
         self, at: int, ours: Event, ahead: int, missing: int, *, afloat: bool
@@ -100,7 +109,7 @@ class Lookout:
 
     def resets(self, ahead: int) -> list[int]:
         """Give the resets that stand one after another from there on; all but the last were reset again."""
-        found = []
+        found: list[int] = []
         while (theirs := self._env.peek(ahead)) is not None and theirs.is_reset and len(found) < _AHEAD_AFTER_LOSS:
             found.append(ahead)
             ahead += 1
