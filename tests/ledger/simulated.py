@@ -114,6 +114,7 @@ class SimulatedBridge(gym.vector.VectorEnv[Any, Any, Any]):
         self._stands: dict[int, Any] = {}  # what the env gave last
         self._rewards = dict.fromkeys(range(NUM_ENVS), 1.0)
         self._losses: dict[int, _Loss] = {}
+        self._returned: set[int] = set()  # rows whose client came back, and has not begun an episode since
         for client in self.clients:
             self._start(client)
         env = self._envs[0]
@@ -149,7 +150,9 @@ class SimulatedBridge(gym.vector.VectorEnv[Any, Any, Any]):
                 if self._losses[row].reached and actions is not None:
                     self._advance(row, actions[row])
             loss = self._losses[client[0]]
+            self._returned.update(client)
             if loss.forever:
+                self._returned.difference_update(client)
                 self._stop(client, killed=loss.killed)
                 self._start(client)
         self._losses.clear()
@@ -168,7 +171,10 @@ class SimulatedBridge(gym.vector.VectorEnv[Any, Any, Any]):
     def _advance(self, row: int, action: Any) -> tuple[Any, float, bool, bool]:
         """Step an env; as every client does, it begins the next episode at once."""
         observation, reward, terminated, truncated, _ = self._envs[row].step(action)
-        self._stands[row] = self._envs[row].reset()[0] if terminated or truncated else observation
+        self._stands[row] = observation
+        if terminated or truncated:
+            self._stands[row] = self._envs[row].reset()[0]
+            self._returned.discard(row)
         return observation, float(reward), terminated, truncated
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -176,10 +182,11 @@ class SimulatedBridge(gym.vector.VectorEnv[Any, Any, Any]):
         rows = list(range(NUM_ENVS)) if mask is None else np.flatnonzero(mask).tolist()
         lost = self._settle() if set(self._losses) <= set(rows) else set()
         for row in rows:
-            if row in lost or not self.waiting[row] or seed is not None:
+            if row in lost | self._returned or not self.waiting[row] or seed is not None:
                 self._stands[row] = self._envs[row].reset(seed=seed)[0]
             self.waiting[row] = False
             self._shown[row] = self._stands[row]
+            self._returned.discard(row)
         return self._batch(), {}
 
     def _batch(self) -> Any:

@@ -177,6 +177,17 @@ def test_a_skipped_step_is_one_where_its_action_is_missing(tmp_path: Path) -> No
         assert dict(found.cells) == {"step_count": 1}
 
 
+def test_skipped_steps_close_to_each_other(tmp_path: Path) -> None:
+    found = compared(
+        tmp_path,
+        "R1 1>2 1>3 0>4 1>5 0>5 1>6 0>6 1>7 1>8 0>9 0>10 0>11 1>12 0>13",
+        "R1 1>2 1>3 0>4 1>5 1>6 1>7 1>8 0>9 0>10 0>11 1>12 0>13",
+    )
+    assert found.first is not None
+    assert (found.first.vector_step, found.first.field) == (5, "step_count"), str(found)
+    assert dict(found.cells) == {"step_count": 2}
+
+
 def test_little_is_held_after_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if what the trainer is shown is never again what the env showed."""
     ahead, queued = [0], [0]

@@ -295,6 +295,8 @@ class _Pairing:
                 yield _Way(explains + 1 if alike else explains, skipped=place)
         elif not theirs.is_reset:
             yield _Way(look.in_place())
+            alike = ours.action == theirs.action or ours.observation == theirs.observation
+            yield _Way(look.explained(1, 1) + (1 if alike else -0.5))
         if gone := look.unwritten(0, ours, 0):
             yield _Way(look.explained(1, 0, missing=gone), trainer_alone=1, missing=False)
         for alone in range(1, _ALONE + 1):

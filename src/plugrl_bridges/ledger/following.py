@@ -46,7 +46,7 @@ class Lookout:
         self.complete = False
         """Whether the trainer's events are all there are, so that the env has made no step beyond them."""
 
-    def explained(self, number: int, ahead: int, *, afloat: bool = False, missing: int = 0) -> int:
+    def explained(self, number: int, ahead: int, *, afloat: bool = False, missing: int = 0, again: bool = True) -> int:
         """Say how many events of the trainer's, from ``number`` on, agree with the env's from ``ahead`` on.
 
         Args:
@@ -54,6 +54,7 @@ class Lookout:
             ahead: Of the env's event.
             afloat: Whether the client was lost just before, and the trainer's next reset may be anywhere near.
             missing: What is missing before ``ahead``, from `unwritten`.
+            again: Go on once behind an event that differs, or that one side has alone; which counts against it.
         """
         places = {(ahead, missing): 0}  # and how many events were not compared on the way there
         for at in range(number, len(self._trainer)):
@@ -66,9 +67,20 @@ class Lookout:
                 for found, more in self._next(at, ours, *place, afloat=afloat):
                     after[found] = min(after.get(found, passed + more), passed + more)
             if not after:
-                return at - number - min(places.values())
+                further = [self._behind(at, place) for place, _ in places] if again else [0]
+                return at - number - min(places.values()) + max(further)
             places, afloat = after, bool(ours.flags & Flag.LOST)
         return len(self._trainer) - number - min(passed + self._beyond(*place) for place, passed in places.items())
+
+    def _behind(self, at: int, ahead: int) -> int:
+        """Say what is explained behind an event that differs, or that one side has alone, less one."""
+        ways = [(at, ahead + 1)]
+        ours, theirs = self._trainer[at], self._env.peek(ahead)
+        if not ours.flags & Flag.LOST:
+            ways.append((at + 1, ahead))
+            if theirs is not None and ours.is_reset == theirs.is_reset:
+                ways.append((at + 1, ahead + 1))
+        return max(0, *(self.explained(*way, again=False) - 1 for way in ways))
 
     def _beyond(self, ahead: int, _missing: int) -> bool:
         """Say whether the env made a step from there on, although the trainer made none any more."""
@@ -198,10 +210,10 @@ class Lookout:
         count, at, ahead = 0, 0, 0
         while at < len(self._trainer):
             ours, theirs = self._trainer[at], self._env.peek(ahead)
-            if theirs is None and self._env.closed:
-                return count
-            if theirs is None or ours.flags & Flag.LOST:
+            if ours.flags & Flag.LOST or (theirs is None and not self._env.closed):
                 break
+            if theirs is None:
+                return count
             if ours.is_reset != theirs.is_reset:
                 at += ours.is_reset
                 ahead += theirs.is_reset
