@@ -24,7 +24,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -228,20 +228,29 @@ def run_case(
     return row, whole, record
 
 
-def log_rows(seed: int, whole: Trained, record: list[Episode]) -> list[Row]:
-    """Hold the two faults of a trainer's own log to the envs' record, of a run without another fault."""
+def log_rows(clean: Row, whole: Trained, record: list[Episode]) -> list[Row]:
+    """Hold the two faults of a trainer's own log to the envs' record, of a run without another fault.
+
+    Args:
+        clean: The row of that run: what ledgers, live check and weights say of it.
+        whole: That run.
+        record: The envs' own record of it.
+    """
     logs = (
         [(row, ret - reward, length) for (row, ret, length), reward in whole.log],
         [(row, ret, length - 1) for (row, ret, length), _ in whole.log],
     )
     assert agree([episode for episode, _ in whole.log], record, 1e-6)
     return [
-        Row(
-            name, "every", seed, len(log), ledger="silent", live="silent", curve=_curve(whole.log), weights="equal",
+        replace(
+            clean,
+            fault=name,
+            dose="every",
+            changed=len(log),
             log="agrees" if agree(log, record, 1e-6) else "DIFFERS",
         )
         for name, log in zip(LOG_FAULTS, logs, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -295,7 +304,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rows.append(row)
                 if clean is None:
                     clean = whole.weights
-                    rows += log_rows(seed, whole, record)
+                    rows += log_rows(row, whole, record)
                 write(rows, args.out, picture=False)  # after each case: a run of hours may be interrupted
                 progress.update()
     print(summary(rows))

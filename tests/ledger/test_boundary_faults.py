@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.boundary_faults import Setting, log_rows, run_case
+from benchmarks.boundary_faults import Setting, Trained, log_rows, run_case
 from benchmarks.boundary_faults import main as run_matrix
 from benchmarks.faults_report import LOG_FAULTS, Row, main, read, summary, verdict, write
 from benchmarks.faulty_env import DOSES, FAULTS
@@ -28,13 +28,25 @@ LOG = replace(SILENT, fault=LOG_FAULTS[0], dose="every", changed=3, log="DIFFERS
 def test_a_clean_case_and_a_fault() -> None:
     setting = Setting("CartPole-v1", steps=1024, at=10, n_steps=16)
     clean, whole, record = run_case(setting, "none", "one", 0, None)
-    rows = [clean, *log_rows(0, whole, record)]
+    rows = [clean, *log_rows(clean, whole, record)]
     rows.append(run_case(setting, "obs stale", "percent", 0, whole.weights)[0])
     assert verdict(rows) == []
     assert [row.fault for row in rows] == ["none", *LOG_FAULTS, "obs stale"]
     assert rows[-1].first.endswith(", obs")
     assert rows[-1].changed > 3
     assert "rises" in clean.curve
+
+
+def test_the_log_faults_say_what_was_seen_of_the_run_that_they_are_of() -> None:
+    whole = Trained([((0, 3.0, 3), 1.0)])
+    rows = log_rows(replace(SILENT, seed=2, live="in the step"), whole, [(0, 3.0, 3)])
+    assert [(row.fault, row.seed, row.changed, row.log) for row in rows] == [
+        (name, 2, 1, "DIFFERS") for name in LOG_FAULTS
+    ]
+    assert [(row.ledger, row.live, row.weights, row.curve) for row in rows] == [
+        ("silent", "in the step", "clean", "rises, 1 to 2")
+    ] * 2
+    assert len(verdict(rows)) == 2, "a false alarm in that run is one here"
 
 
 def test_what_is_right_is_not_reported() -> None:

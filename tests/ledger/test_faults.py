@@ -163,6 +163,33 @@ def test_reward(tmp_path: Path) -> None:
     assert dict(found.cells) == {"reward": 1}
 
 
+def test_reward_that_lost_its_sign(tmp_path: Path) -> None:
+    """Zeros of both signs are equal as numbers, not as bits: what is compared is bits."""
+
+    class Nothing(CountingEnv):
+        def step(self, action: Any) -> Any:
+            observation, _, *rest = super().step(action)
+            return (observation, -0.0, *rest)
+
+    def spoil(returned: Returned) -> Returned:
+        return (returned[0], np.abs(returned[1]), *returned[2:])
+
+    for at in (0, 3):
+        folder = tmp_path / str(at)
+        venv = DummyVecEnv([lambda folder=folder: LedgerEnv(Nothing(), f"{folder}/envs/")])  # type: ignore[misc]
+        env = LedgerVecEnv(FaultyVecEnv(venv, at, spoil), folder / "trainer.ledger")
+        env.reset()
+        for _ in range(8):
+            env.step(np.zeros((1, 2), np.float32))
+        env.close()
+        found = compare(folder / "trainer.ledger", [folder / "envs"])
+        assert found.equal is (at == 0), str(found)
+        if found.first is not None:
+            assert located(found) == (3, 0, 0, 3, "reward")
+            assert (str(found.first.trainer), str(found.first.env)) == ("0.0", "-0.0")
+            assert dict(found.cells) == {"reward": 1}
+
+
 def test_spurious_terminated(tmp_path: Path) -> None:
     def spoil(returned: Returned) -> Returned:
         dones, infos = returned[2].copy(), [dict(info) for info in returned[3]]

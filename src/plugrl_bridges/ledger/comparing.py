@@ -1,22 +1,23 @@
 """Own the comparison of both sides: events are paired env by env, and every field of a pair is compared.
 
 Both sides are sequences of resets and steps per env, whatever autoreset mode the trainer used. Where one side has an
-event that the other lacks (a spurious or dropped end, a skipped step), the two are brought into step again by looking a
-few events ahead, so that one fault is counted as one. What was reset again before any step does not count.
-``streams`` gives the events, ``outcome`` keeps what is found.
+event that the other lacks (a spurious or dropped end, a skipped step), the two are brought into step again by looking
+some events ahead, so that one fault is counted as one. What was reset again before any step does not count.
+``streams`` gives the events, ``following`` looks ahead, ``outcome`` keeps what is found.
 """
 
 from __future__ import annotations
 
-import struct
+import math
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from plugrl_bridges.errors import LedgerError
 from plugrl_bridges.ledger.common import Cell, Common, differing
-from plugrl_bridges.ledger.format import Dialect, Flag
+from plugrl_bridges.ledger.following import ENDS, Lookout, same, same_reward
+from plugrl_bridges.ledger.format import Dialect, Flag, Kind
 from plugrl_bridges.ledger.hints import of_earlier_runs, of_one_sided_run, of_shared_numbers
 from plugrl_bridges.ledger.outcome import Comparison, Difference, HeatMap
 from plugrl_bridges.ledger.paths import env_paths
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = ["compare"]
 
-_AHEAD = 8
-"""Events that are looked ahead to bring both sides into step."""
-_AHEAD_AFTER_LOSS = 4096
-_ENDS = Flag.TERMINATED | Flag.TRUNCATED
+_AHEAD = 32
+"""Events of the trainer that are looked ahead to bring both sides into step."""
+_ALONE = 8
+"""Events that one side may have alone, at one place."""
 
 
 def compare(trainer: str | os.PathLike[str], envs: Paths, *, float32: bool = False) -> Comparison:
@@ -84,9 +85,12 @@ def compare(trainer: str | os.PathLike[str], envs: Paths, *, float32: bool = Fal
     found.notes += [f"env {s.slot.number} wrote {len(s.readers)} ledgers" for s in streams if len(s.readers) > 1]
     pairings = [_Pairing(stream, found, observation, action) for stream in streams]
     vector_step = 0
-    for events in _trainer_records(reader, observation, action):
+    for kept, events in _trainer_records(reader, observation, action):
         for slot, event in events:
-            pairings[slot].take(event)
+            if kept:
+                pairings[slot].take_kept(event)
+            else:
+                pairings[slot].take(event)
             vector_step = event.at
     for pairing in pairings:
         pairing.finish(closed=reader.tail.closed, vector_step=vector_step)
@@ -103,7 +107,7 @@ def _convert_env(observation: Common, action: Common, *, sb3: bool) -> Callable[
 
     def convert(event: Event) -> Event:
         flags = event.flags
-        if sb3 and flags & _ENDS == _ENDS:
+        if sb3 and flags & ENDS == ENDS:
             flags &= ~Flag.TRUNCATED
         return event._replace(
             flags=flags, action=action.from_env(event.action), observation=observation.from_env(event.observation)
@@ -114,7 +118,8 @@ def _convert_env(observation: Common, action: Common, *, sb3: bool) -> Callable[
 
 def _trainer_records(
     reader: LedgerReader, observation: Common, action: Common
-) -> Iterator[Sequence[tuple[int, Event]]]:
+) -> Iterator[tuple[bool, Sequence[tuple[int, Event]]]]:
+    """Give each record: whether it is only of observations that were handed over again, and rows and events."""
     for record in reader.records():
         events: Sequence[Event] = record.events
         if observation.converts or action.converts:
@@ -124,7 +129,20 @@ def _trainer_records(
                 )
                 for event in events
             ]
-        yield list(zip(record.envs, events, strict=True))
+        yield record.kind is Kind.KEPT, list(zip(record.envs, events, strict=True))
+
+
+class _Way(NamedTuple):
+    """Hold one way to go on: how many of the trainer's next events it explains, and how many of each side are alone.
+
+    If neither side has events alone, a pair is made of the trainer's next event and the env's, ``skipped`` behind.
+    """
+
+    explains: float
+    skipped: int = 0
+    trainer_alone: int = 0
+    env_alone: int = 0
+    missing: bool = True
 
 
 class _Pairing:
@@ -143,20 +161,31 @@ class _Pairing:
         self._observation = observation.columns
         self._action = action.columns
         self._trainer: deque[Event] = deque()
+        self._lookout = Lookout(env, self._trainer)
         self._episode = -1
         self._step = 0
         self._parted = False
+        self._afloat = False
+        self._taken = 0
+        self._kept: dict[int, bytes] = {}
+        """Number of the trainer's event, from 1, to its observation as it was handed over again, and otherwise."""
         self.losses = 0
         """Ends that the bridge made up because a client was lost."""
 
     def take(self, event: Event) -> None:
         """Take the trainer's next event."""
         self._trainer.append(event)
+        self._taken += 1
         if len(self._trainer) > _AHEAD:
             self._advance()
 
+    def take_kept(self, event: Event) -> None:
+        """Take what the trainer's last event showed when others were reset, which is not what it had shown."""
+        self._kept.setdefault(self._taken, event.observation)
+
     def finish(self, *, closed: bool, vector_step: int) -> None:
         """Pair what is left; if the trainer's ledger is complete, the env may have no step beyond it."""
+        self._lookout.complete = closed
         while self._trainer:
             self._advance()
         if self._parted:  # the trainer never heard how its client, or another, went on
@@ -170,47 +199,43 @@ class _Pairing:
     def _advance(self) -> None:
         """Deal with the trainer's next event."""
         ours = self._trainer[0]
-        following = self._later(1)
-        if ours.is_reset and following is not None and following.is_reset:
-            self._trainer.popleft()
+        if ours.is_reset and len(self._trainer) > 1 and self._trainer[1].is_reset:
+            self._pop_trainer()
             return
         if ours.flags & Flag.LOST:
             self._lose(ours)
             return
-        lost_next = following is not None and bool(following.flags & Flag.LOST)
+        afloat, self._afloat = self._afloat, False
+        if afloat and ours.is_reset and self._rejoin(ours):
+            return
         theirs = self._env.peek()
-        while theirs is not None and theirs.is_reset and (later := self._env.peek(1)) is not None and later.is_reset:
-            if lost_next and self._env.begins_file(1):
-                break  # the client was lost in the first step of its episode
-            self._env.pop()
-            theirs = later
         if theirs is None:
             self._trainer_alone(ours, missing=self._env.closed)
-        elif self._env.follows_a_kill() and self._unwritten(ours, theirs):
-            self._trainer_alone(ours, missing=False)
-        elif ours.is_reset and theirs.is_reset:
-            self._pair_resets(ours, theirs)
-        elif ours.is_reset:
-            self._trainer_reset_alone(ours, theirs)
-        elif theirs.is_reset:
-            self._env_reset_alone(ours, theirs)
-        elif _same(ours, theirs):
+        elif not same(ours, theirs):
+            self._part(ours, theirs)
+        elif not ours.is_reset:
             self._found.env_steps += 1
             self._count_trainer()
             self._env.pop()
+        elif (following := self._env.peek(1)) is not None and following.is_reset:
+            self._part(ours, theirs)
         else:
-            self._pair_steps(ours, theirs)
-
-    def _later(self, ahead: int) -> Event | None:
-        return self._trainer[ahead] if ahead < len(self._trainer) else None
+            self._pair_resets(ours, theirs)
 
     def _count_trainer(self) -> None:
         """Go on to the trainer's next event."""
-        if self._trainer.popleft().is_reset:
+        ours, kept = self._pop_trainer()
+        if ours.is_reset:
             self._episode += 1
             self._step = 0
         else:
             self._step += 1
+        if kept is not None:
+            self._report_cells("obs", ours, differing(self._observation, kept, ours.observation))
+
+    def _pop_trainer(self) -> tuple[Event, bytes | None]:
+        number = self._taken - len(self._trainer) + 1
+        return self._trainer.popleft(), self._kept.pop(number, None)
 
     # Pairs --------------------------------------------------------------------------------------------------------
 
@@ -222,9 +247,7 @@ class _Pairing:
             self._report_cells("reset_obs", ours, differing(self._observation, ours.observation, theirs.observation))
 
     def _pair_steps(self, ours: Event, theirs: Event) -> None:
-        """Compare two steps that differ, unless one of both sides has a step that the other lacks."""
-        if self._skip_unpaired(ours, theirs):
-            return
+        """Compare two steps that differ."""
         self._found.env_steps += 1
         self._count_trainer()
         self._env.pop()
@@ -234,53 +257,58 @@ class _Pairing:
             cells = sum(int(np.prod(entry.shape)) for entry in self._observation.entries)
             self._report("terminal_obs", ours.at, Cell("terminal observation", None, "given"), cells)
         elif ours.observation != theirs.observation:
-            field = "terminal_obs" if ours.flags & _ENDS else "obs"
+            field = "terminal_obs" if ours.flags & ENDS else "obs"
             self._report_cells(field, ours, differing(self._observation, ours.observation, theirs.observation))
-        if not _same_reward(ours.reward, theirs.reward):
+        if not same_reward(ours.reward, theirs.reward):
             self._report("reward", ours.at, Cell("reward", ours.reward, theirs.reward))
         for field, flag in (("terminated", Flag.TERMINATED), ("truncated", Flag.TRUNCATED)):
             if (ours.flags ^ theirs.flags) & flag:
                 self._report(field, ours.at, Cell(field, bool(ours.flags & flag), bool(theirs.flags & flag)))
 
-    def _skip_unpaired(self, ours: Event, theirs: Event) -> bool:
-        """Go on behind steps of one side alone, if both are alike there."""
-        for ahead in range(1, _AHEAD):
-            later_ours, later_theirs = self._later(ahead), self._env.peek(ahead)
-            if _same(later_ours, later_theirs):
-                return False  # both go on alike as they are
-            if _same(later_ours, theirs):
-                for _ in range(ahead):
-                    self._trainer_alone(self._trainer[0], missing=True)
-                return True
-            if _same(ours, later_theirs):
-                for _ in range(ahead):
-                    self._env_alone(ours)
-                return True
-        return False
+    # Several ways to go on ----------------------------------------------------------------------------------------
+
+    def _part(self, ours: Event, theirs: Event) -> None:
+        """Go on where both sides differ, or the env was reset twice, in the way that explains most of what follows."""
+        best = _Way(-1)
+        for way in self._ways(ours, theirs):
+            if way.explains > best.explains:
+                best = way
+            if way.explains == math.inf:
+                break
+        if best.trainer_alone or best.env_alone:
+            for _ in range(best.trainer_alone):
+                self._trainer_alone(self._trainer[0], missing=best.missing)
+            for _ in range(best.env_alone):
+                self._env_alone(ours)
+            return
+        for _ in range(best.skipped):
+            self._env.pop()
+        if (theirs_now := self._env.peek()) is None:
+            return
+        (self._pair_resets if ours.is_reset else self._pair_steps)(ours, theirs_now)
+
+    def _ways(self, ours: Event, theirs: Event) -> Iterator[_Way]:
+        """Give the ways to go on, the most likely ones first."""
+        look = self._lookout
+        resets = look.resets(0)
+        if ours.is_reset:
+            for place in reversed(resets):
+                alike = same(ours, self._env.peek(place))
+                explains = look.explained(1, place + 1)
+                yield _Way(explains + 1 if alike else explains, skipped=place)
+        elif not theirs.is_reset:
+            yield _Way(look.in_place())
+            alike = ours.action == theirs.action or ours.observation == theirs.observation
+            yield _Way(look.explained(1, 1) + (1 if alike else -0.5))
+        if gone := look.unwritten(0, ours, 0):
+            yield _Way(look.explained(1, 0, missing=gone), trainer_alone=1, missing=False)
+        for alone in range(1, _ALONE + 1):
+            if alone <= len(self._trainer) and not any(self._trainer[at].flags & Flag.LOST for at in range(alone)):
+                yield _Way(look.explained(alone, 0), trainer_alone=alone)
+            if self._env.peek(alone - 1) is not None:
+                yield _Way(look.explained(0, alone) - alone + 0.5, env_alone=alone)
 
     # Without a counterpart ----------------------------------------------------------------------------------------
-
-    def _trainer_reset_alone(self, ours: Event, theirs: Event) -> None:
-        """Deal with a reset of the trainer's where the env made a step."""
-        if not _same(self._later(1), theirs):
-            for ahead in range(1, _AHEAD + 1):
-                later = self._env.peek(ahead)
-                if later is not None and later.is_reset and later.observation == ours.observation:
-                    for _ in range(ahead):
-                        self._env_alone(ours)
-                    return
-        self._trainer_alone(ours, missing=True)
-
-    def _env_reset_alone(self, ours: Event, theirs: Event) -> None:
-        """Deal with a reset of the env's where the trainer made a step."""
-        if not _same(ours, self._env.peek(1)):
-            for ahead in range(1, _AHEAD + 1):
-                later = self._later(ahead)
-                if later is not None and later.is_reset and later.observation == theirs.observation:
-                    for _ in range(ahead):
-                        self._trainer_alone(self._trainer[0], missing=True)
-                    return
-        self._env_alone(ours)
 
     def _trainer_alone(self, ours: Event, *, missing: bool) -> None:
         """Go on behind an event that only the trainer has; it is a difference if the env's is ``missing``."""
@@ -303,67 +331,46 @@ class _Pairing:
 
     # Lost clients -------------------------------------------------------------------------------------------------
 
-    def _unwritten(self, ours: Event, theirs: Event) -> bool:
-        """Say whether the trainer's event is one of the last before a kill, which the env's process kept back."""
-        following = self._later(1)
-        if ours.is_reset and ours.observation == theirs.observation and _same(following, self._env.peek(1)):
-            return False
-        if any(event.flags & Flag.LOST for event in self._trainer):
-            return True
-        ended = ours.is_reset or ours.flags & _ENDS
-        return not ended and _same(following, theirs)  # the trainer reset all envs, and lost the client there
-
     def _lose(self, ours: Event) -> None:
-        """Deal with a step in which the client was lost, and find what the trainer was given after it."""
+        """Deal with a step in which the client was lost."""
+        look = self._lookout
+        own = look.own_end(ours, 0) and look.explained(1, 1, afloat=True) >= look.explained(1, 0, afloat=True)
         self._count_trainer()
         self.losses += 1
-        if _same(ours._replace(flags=ours.flags & ~Flag.LOST), self._env.peek()) and not self._env.begins_file():
+        if own:
             self._found.env_steps += 1  # the env's own end: the client was lost in the reset behind it
             self._env.pop()
         else:
             self._found.lost_steps += 1
-        ours_next = self._later(0)
-        if ours_next is None or not ours_next.is_reset:
-            self._parted = True
-            return
-        self._parted = self._later(1) is None
-        ahead = self._rejoined(ours_next)
-        if ahead == -1:
-            self._count_trainer()
-            self._found.episodes += 1
-        elif ahead is not None:
-            for _ in range(ahead):
-                self._env.pop()
-            if (begun := self._env.peek()) is not None:
-                self._pair_resets(ours_next, begun)
+        self._afloat = bool(self._trainer) and self._trainer[0].is_reset
+        self._parted = len(self._trainer) < 2 or not self._afloat
 
-    def _rejoined(self, ours: Event) -> int | None:
-        """Say how many events ahead the env is where the trainer's episode after a loss begins; -1 is the last event.
+    def _rejoin(self, ours: Event) -> bool:
+        """Find the env's event with which the trainer's episode begins after a loss; tell whether there is one.
 
         It is another episode, or the same going on, from where it stood or a step later. Observations may repeat: of
-        several places it is the one from where most of what the trainer saw next is the same; nowhere, if neither the
-        observation nor the next event is.
+        several places it is the one that explains most of what the trainer saw next; none, if neither the observation
+        is there nor the next event.
         """
-        best, place = 0, None
-        known = len(self._trainer)
-        for ahead in range(-1, _AHEAD_AFTER_LOSS):
-            observation = self._env.last_observation
-            if ahead >= 0:
-                if (theirs := self._env.peek(ahead)) is None:
-                    break
-                observation = theirs.observation
-            elif self._env.begins_file():
-                continue
-            score = int(observation == ours.observation)
-            for number in range(1, known):
-                if not _same(self._trainer[number], self._env.peek(ahead + number)):
-                    break
-                score += 1
-            if score > best:
-                best, place = score, ahead
-            if score == known:
-                break
-        return place
+        look = self._lookout
+        best, behind = 0.0, None
+        for place in look.reachable(0):
+            shown = self._env.observation_before(place + 1)
+            explains = look.explained(1, place + 1) + (1 if shown == ours.observation else -0.5)
+            if explains > best:
+                best, behind = explains, place + 1
+        if (gone := look.unwritten(0, ours, 0)) and look.explained(1, 0, missing=gone) > best:
+            self._trainer_alone(ours, missing=False)
+            return True
+        if behind is None:
+            return False
+        for _ in range(behind):
+            self._env.pop()
+        self._count_trainer()
+        self._found.episodes += 1
+        if ours.observation != (shown := self._env.last_observation):
+            self._report_cells("reset_obs", ours, differing(self._observation, ours.observation, shown))
+        return True
 
     # Reports ------------------------------------------------------------------------------------------------------
 
@@ -374,21 +381,3 @@ class _Pairing:
     def _report(self, field: str, vector_step: int, cell: Cell, cells: int = 1) -> None:
         episode = max(self._episode, 0)
         self._found.add(Difference(self._env.slot, episode, self._step, vector_step, field, *cell, cells))
-
-
-def _same(ours: Event | None, theirs: Event | None) -> bool:
-    """Say whether both sides hold the same; not, if one side has nothing."""
-    return (
-        ours is not None
-        and theirs is not None
-        and ours.observation == theirs.observation
-        and ours.action == theirs.action
-        and ours.flags == theirs.flags
-        and ours.is_reset == theirs.is_reset
-        and (ours.reward == theirs.reward or _same_reward(ours.reward, theirs.reward))
-    )
-
-
-def _same_reward(ours: float, theirs: float) -> bool:
-    with np.errstate(over="ignore"):
-        return struct.pack("<f", np.float32(ours)) == struct.pack("<f", np.float32(theirs))

@@ -64,6 +64,8 @@ class Kind(enum.IntEnum):
     """Envs made a step: numbers, columns of the action, rewards (float64), flags (uint8), and of the observation."""
     END = 4
     """The ledger was closed; nothing follows."""
+    KEPT = 5
+    """At a trainer: what a reset of other envs handed these again, if it is not what it was; as a reset."""
 
 
 class Flag(enum.IntFlag):

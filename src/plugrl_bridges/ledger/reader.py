@@ -25,6 +25,7 @@ from plugrl_bridges.ledger.format import (
     Flag,
     Header,
     Kind,
+    Side,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class Record(NamedTuple):
     Attributes:
         kind: What it is about.
         envs: Numbers of the envs; for a join the number of the one that joins.
-        events: One per env; none for a join and the end.
+        events: One per env; none for a join and the end. Of kind ``KEPT`` they are no events of the env: only their
+            observation, and after which vector step, counts.
         rank: Of the env that joins.
     """
 
@@ -225,7 +227,7 @@ class LedgerReader:
             try:
                 record = self._record(Kind(kind), payload, steps)
             except (struct.error, ValueError) as exc:
-                raise self._corrupted(at, f"the record has not the size that its header says ({exc})") from exc
+                raise self._corrupted(at, f"the record is not as its header says ({exc})") from exc
             steps += record.kind is Kind.STEP
             at += FRAME_BYTES + len(payload)
             yield record
@@ -238,6 +240,8 @@ class LedgerReader:
         """
         running: dict[int, tuple[float, int]] = {}
         for record in self.records():
+            if record.kind is Kind.KEPT:
+                continue
             for env, event in zip(record.envs, record.events, strict=False):  # a join has no event
                 ret, length = (0.0, 0) if event.is_reset else running.get(env, (0.0, 0))
                 if not event.is_reset:
@@ -262,12 +266,14 @@ class LedgerReader:
             at += 4 * m
         action, observation = self.header.action, self.header.observation
         is_step = kind is Kind.STEP
+        if kind is Kind.KEPT and self.header.side is Side.ENV:
+            raise ValueError("a kind that only a trainer's has")
         due = at + m * (observation.width + (action.width + 9 if is_step else 0))
         if due != len(payload):
             raise ValueError(f"{len(payload)} bytes, expected {due}")
         if not is_step:
             rows = observation.rows(payload, at, m)
-            return Record(kind, envs, tuple(Event(True, steps, 0, 0.0, b"", row) for row in rows))
+            return Record(kind, envs, tuple(Event(kind is Kind.RESET, steps, 0, 0.0, b"", row) for row in rows))
         actions = action.rows(payload, at, m)
         at += m * action.width
         rewards = struct.unpack_from(f"<{m}d", payload, at)

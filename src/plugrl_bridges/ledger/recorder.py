@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Recorder"]
 
+_MOST_HANDED = 256
+
 Space: TypeAlias = "spaces.Space[Any]"
 
 
@@ -65,6 +67,8 @@ class Recorder:
         self._writer = LedgerWriter(path, subject)
         self._begun = False
         self._waiting = False
+        self._handed: list[tuple[Sequence[int], bytes]] = []
+        """Since each env was last handed an observation: which envs, and the columns."""
         self._everybody = HEAD.pack(Kind.STEP, 1, 0, num_envs)
 
     def reset(self, observations: Sequence[Array], rows: Sequence[int] | None = None) -> None:
@@ -74,17 +78,52 @@ class Recorder:
             observations: Per entry ``[n, *shape]``; only the rows named are written.
             rows: Which envs; None: all.
         """
-        self._waiting = False
+        self._waiting = True  # until it is written: an interrupt leaves no ledger that says it is whole
         if not self._begun:
             self._writer.begin()
             self._begun = True
         if rows is None:
             head = HEAD.pack(Kind.RESET, 1, 0, self.num_envs)
-            columns = self.observation.pack(observations)
+            columns = b"".join(self.observation.pack(observations))
         else:
             head = HEAD.pack(Kind.RESET, 0, 0, len(rows)) + _numbers(rows)
-            columns = self.observation.pack([array[list(rows)] for array in observations])
-        self._writer.write(frame(b"".join((head, *columns))))
+            columns = b"".join(self.observation.pack([array[list(rows)] for array in observations]))
+        self._hand(rows, columns)
+        self._writer.write(frame(head + columns))
+        self._waiting = False
+
+    def kept(self, observations: Sequence[Array], rows: Sequence[int]) -> None:
+        """Write down what a reset of other envs handed these again, where it is not bit by bit what it was.
+
+        Args:
+            observations: Per entry ``[n, *shape]``.
+            rows: Those that were not reset.
+        """
+        before = self._last_handed()
+        columns = b"".join(self.observation.pack([array[list(rows)] for array in observations]))
+        now = self.observation.rows(columns, 0, len(rows))
+        changed = [row for row, value in zip(rows, now, strict=True) if value != before.get(row, value)]
+        if changed:
+            head = HEAD.pack(Kind.KEPT, 0, 0, len(changed)) + _numbers(changed)
+            columns = b"".join(self.observation.pack([array[changed] for array in observations]))
+            self._hand(changed, columns)
+            self._writer.write(frame(head + columns))
+
+    def _hand(self, rows: Sequence[int] | None, columns: bytes) -> None:
+        if rows is None:
+            self._handed = [(range(self.num_envs), columns)]
+            return
+        self._handed.append((tuple(rows), columns))
+        if len(self._handed) > _MOST_HANDED:
+            last = self._last_handed()
+            self._handed = [((row,), value) for row, value in last.items()]
+
+    def _last_handed(self) -> dict[int, bytes]:
+        """Give the bytes of the observation that each env was last handed."""
+        found: dict[int, bytes] = {}
+        for rows, columns in self._handed:
+            found.update(zip(rows, self.observation.rows(columns, 0, len(rows)), strict=True))
+        return found
 
     def taken(self, actions: Value) -> list[Array]:
         """Give the columns of the actions that the trainer sends; copies, since it may change them afterwards.
@@ -111,7 +150,6 @@ class Recorder:
             observations: Per entry ``[n, *shape]``: what the envs' steps returned.
             rows: Which envs made a step; None: all.
         """
-        self._waiting = False
         rewards = np.asarray(rewards, "<f8")
         if rows is None:
             head = self._everybody
@@ -121,8 +159,11 @@ class Recorder:
             actions = [array[picked] for array in actions]
             observations = [array[picked] for array in observations]
             rewards, flags = rewards[picked], flags[picked]
-        columns = (*self.action.pack(actions), rewards.tobytes(), flags.tobytes(), *self.observation.pack(observations))
+        shown = b"".join(self.observation.pack(observations))
+        self._hand(rows, shown)
+        columns = (*self.action.pack(actions), rewards.tobytes(), flags.tobytes(), shown)
         self._writer.write(frame(b"".join((head, *columns))))
+        self._waiting = False
 
     def with_finals(
         self, observations: Sequence[Array], flags: Array, finals: Mapping[int, Sequence[Array] | None]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plugrl_bridges.errors import LedgerError
-from plugrl_bridges.ledger.format import Flag, Side
+from plugrl_bridges.ledger.format import Flag, Kind, Side
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +60,7 @@ class _Placed(NamedTuple):
     episode: int
     step: int
     event: Event
+    kept: bool
 
 
 def about(reader: LedgerReader) -> Iterator[str]:
@@ -114,12 +115,15 @@ def _placed(reader: LedgerReader) -> Iterator[_Placed]:
     for record in reader.records():
         for env, event in zip(record.envs, record.events, strict=False):  # a join has no event
             episode, step = places.get(env, (-1, 1))
-            if not event.is_reset:
+            kept = record.kind is Kind.KEPT
+            if kept:
+                pass
+            elif not event.is_reset:
                 episode, step = max(episode, 0), step + 1
             elif step:
                 episode, step = episode + 1, 0
             places[env] = episode, step
-            yield _Placed(env, episode, step, event)
+            yield _Placed(env, episode, step, event, kept)
 
 
 def _line(reader: LedgerReader, placed: _Placed) -> str:
@@ -127,6 +131,8 @@ def _line(reader: LedgerReader, placed: _Placed) -> str:
     at = f" (vector step {event.at})" if header.side is Side.TRAINER else ""
     place = f"env {placed.env}, episode {placed.episode}, step {placed.step}{at}"
     observation = _values(header.observation, event.observation)
+    if placed.kept:
+        return f"{place}: handed over again, otherwise than before -> {observation}"
     if event.is_reset:
         return f"{place}: reset -> {observation}"
     flags = "".join(f"{flag.name} ".lower() for flag in Flag if event.flags & flag)

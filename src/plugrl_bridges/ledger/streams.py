@@ -167,9 +167,14 @@ class EnvEvents:
         """Tell whether the event that is so many ahead is the first of another file than the first."""
         return self.peek(ahead) is not None and self._popped + ahead in self._begins
 
-    def follows_a_kill(self) -> bool:
-        """Tell whether the next event is the first of a file, and the last records of the one before may be lost."""
-        return self.peek() is not None and self._begins.get(self._popped, False)
+    def follows_a_kill(self, ahead: int = 0) -> bool:
+        """Tell whether that event is the first of a file, and the last records of the one before may be lost."""
+        return self.peek(ahead) is not None and self._begins.get(self._popped + ahead, False)
+
+    def observation_before(self, ahead: int) -> bytes:
+        """Give the observation of the event before the one that is so many ahead, in whichever file; or nothing."""
+        before = self.peek(ahead - 1) if ahead else None
+        return self.last_observation if before is None else before.observation
 
     def pop(self) -> None:
         """Go on to the next event."""

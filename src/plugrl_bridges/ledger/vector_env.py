@@ -75,7 +75,10 @@ class LedgerVectorEnv(_Wrapper):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset the envs, all or those of ``options["reset_mask"]``, and write down the observations."""
+        """Reset the envs, all or those of ``options["reset_mask"]``, and write down the observations.
+
+        Of the others, an observation that is not the one that was handed over last is written down too.
+        """
         mask = None if options is None else options.get("reset_mask")  # Gymnasium takes it out of the options
         rows = None if mask is None else np.flatnonzero(mask).tolist()
         env: Any = self.env  # Gymnasium's own signatures differ, and know no list of seeds
@@ -90,7 +93,10 @@ class LedgerVectorEnv(_Wrapper):
 
     def _record_reset(self, returned: tuple[Any, dict[str, Any]], rows: list[int] | None) -> None:
         self._ended[slice(None) if rows is None else rows] = False
-        self._ledger.reset(self._ledger.observation.batch(returned[0], self._ledger.num_envs), rows)
+        columns = self._ledger.observation.batch(returned[0], self._ledger.num_envs)
+        if rows is not None and len(rows) < self._ledger.num_envs:
+            self._ledger.kept(columns, sorted({*range(self._ledger.num_envs)}.difference(rows)))
+        self._ledger.reset(columns, rows)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # noqa: ANN401 - the env's own
         """Step the envs, and write it down."""
