@@ -43,6 +43,9 @@ inline Arguments parse(int argc, char** argv) {
             options.reuse = is("--reuse");
         } else if (is("--quiet")) {
             options.log = show_warning;
+        } else if (is("--help")) {
+            std::puts("options: see docs/cpp-client.md");
+            std::exit(0);
         } else if (++i == argc) {
             fail(name, "lacks its value");
         } else if (is("--url")) {

@@ -203,3 +203,8 @@ def test_bad_arguments_are_said(arguments: list[str], pendulum: Path) -> None:
     assert done.returncode == 2
     assert done.stderr
     assert not done.stdout
+
+
+def test_help_is_no_error(pendulum: Path) -> None:
+    done = subprocess.run([pendulum, "--help"], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "options: see docs/cpp-client.md\n", "")
