@@ -33,7 +33,7 @@ from plugrl_bridges.ledger.digest import EnvDigest
 from plugrl_bridges.sb3 import PlugRemoteVecEnv
 from plugrl_bridges.server.options import BridgeOptions
 from plugrl_bridges.spaces import ObservationLayout, space_to_wire
-from plugrl_bridges.wire.messages import Feedback, Infer, Metadata, Observation, parse, to_bytes
+from plugrl_bridges.wire.messages import Action, Feedback, Infer, Metadata, Observation, parse, to_bytes
 from plugrl_bridges.wire.session import ENV_SPEC, STEP_DIGEST, ServerSession
 from tests.identical.test_identical_weights import digest
 from tests.ledger.envs import CountingEnv, MixedEnv
@@ -646,6 +646,23 @@ def test_digest_that_was_not_agreed_on_is_refused() -> None:
     for wrong in (chains.astype(np.int64), chains[:1], 7):
         with pytest.raises(RemoteProtocolError, match=r"\[step-digest\] infer: digest must be a <u8 array of length 2"):
             parse({**wire, "digest": wrong})
+
+
+def test_later_env_spec_does_not_end_the_check() -> None:
+    indices, chains = np.arange(2), np.array([1, 2], np.uint64)
+    observation = Observation({}, {"obs": np.zeros((2, 3), np.float32)})
+    flags = np.zeros(2, np.bool_)
+    session = ServerSession()
+    session.open(Metadata({"features": [ENV_SPEC, STEP_DIGEST]}))
+
+    def receive(message: Infer | Feedback) -> None:
+        session.receive(b"".join(to_bytes(message)))
+
+    receive(Infer(observation, indices, indices, None, {"features": [STEP_DIGEST]}, None, chains))
+    session.answer(Action(indices, np.zeros((1, 2, 2), np.float32)))
+    receive(Feedback(observation, indices, indices, np.zeros(2), flags, flags, {}, chains))
+    with pytest.raises(RemoteProtocolError, match=r"\[step-digest\] infer: no digest"):
+        receive(Infer(observation, indices, indices, None, {"features": []}))
 
 
 def test_client_that_stops_sending_digests_is_sent_away() -> None:

@@ -410,8 +410,12 @@ class Exchange:
         return self._close(step)
 
     def _close(self, step: StepResult) -> StepResult:
-        # The trainer may write into what it gets; a copy of large arrays would cost more than it is worth.
-        self.last = [array.copy() if array.nbytes < _COPY_BELOW_BYTES else array for array in step.observations]
+        # The trainer may write into what it gets. A copy of large arrays would cost more than it is worth, except in
+        # mode DISABLED, where a reset of some envs hands the others' observations over again.
+        masked = self._options.autoreset_mode is AutoresetMode.DISABLED
+        self.last = [
+            array.copy() if masked or array.nbytes < _COPY_BELOW_BYTES else array for array in step.observations
+        ]
         self.step = None
         return step
 

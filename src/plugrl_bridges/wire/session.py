@@ -120,7 +120,8 @@ class ServerSession(_Session):
     def __init__(self, *, parser: Callable[[Buffer | str], Message] | None = None) -> None:
         super().__init__(parser=parser)
         self._features: frozenset[str] = frozenset()
-        self._digested = False  # whether this client has announced that it sends digests
+        self._introduced = False  # whether its first infer came
+        self._digested = False  # whether this client has announced there that it sends digests
         self._holding: set[int] = set()
         self._whole: Array | None = None  # in place of that set, if the envs of one whole infer hold actions
         self._all_reset = False  # every env of the last action was reset, so that its feedback may be empty
@@ -192,9 +193,10 @@ class ServerSession(_Session):
             )
 
     def _check_infer(self, infer: Infer) -> None:
-        if infer.env_spec is not None and STEP_DIGEST in self._features:
-            announced = infer.env_spec.get("features")
-            self._digested = isinstance(announced, list) and STEP_DIGEST in announced
+        if not self._introduced:  # what a later env_spec says does not count: nobody gets out of the check by it
+            self._introduced = True
+            announced = (infer.env_spec or {}).get("features")
+            self._digested = STEP_DIGEST in self._features and isinstance(announced, list) and STEP_DIGEST in announced
         self._check_digest(infer)
         if infer.reuse is not None:
             if REUSE_FEEDBACK_OBS not in self._features:
