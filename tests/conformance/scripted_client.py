@@ -189,7 +189,7 @@ class Client:
             "message_type": "infer",
             "data": self.observation([row for row in rows if row not in marked]),
             "env_indices": np.array(rows),
-            "step_ids": np.array(rows),
+            "step_ids": np.array([0 if self.fault == "step ids of 0" else self.envs[row].t for row in rows]),
             **(self.spec() if first else {}),
             **self.digests(rows, "infer"),
         }

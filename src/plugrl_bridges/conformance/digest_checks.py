@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from plugrl_bridges.conformance.client_checks import STEP_DIGEST
 from plugrl_bridges.conformance.digest_rows import DigestRow, DigestSpaces
 from plugrl_bridges.errors import RemoteProtocolError, SpaceError
@@ -131,7 +133,16 @@ class DigestChecks:
                 self._compare(env, chain, theirs, row, "infer")
             else:
                 self._stands(env, chain, theirs)
+                self._check_step_id(env, chain, message.get("step_ids"), at)
             chain.holds = chain.ended = False
+
+    def _check_step_id(self, env: int, chain: _Chain, step_ids: Value, at: int) -> None:
+        """Hold a step id of 0 to its meaning here: no step since the reset."""
+        if chain.step and isinstance(step_ids, np.ndarray) and step_ids.shape > (at,) and not step_ids[at]:
+            self._report.violation(
+                STEP_DIGEST,
+                f"infer: step_ids says that env {env} took no step since its reset, but it has fed back {chain.step}",
+            )
 
     def feedback(self, message: dict[Any, Value], view: FeedbackView) -> None:
         """Check the digests of a feedback: each chain after the step reported."""
