@@ -184,8 +184,9 @@ def test_a_skipped_step_is_one_where_its_action_is_missing(tmp_path: Path) -> No
 def test_a_skipped_step_is_one_with_an_action_that_never_changes(tmp_path: Path, lacking: str, rewards: str) -> None:
     rng = np.random.default_rng(0)
     for number in range(20):
-        paid = {"constant": [1] * 60, "sparse": [1 + (at % 20 == 9) for at in range(60)], "any": rng.integers(0, 9, 60)}
-        steps = [f"1>{at + 1}*{reward}" for at, reward in enumerate(paid[rewards])]
+        sparse = [1 + (at % 20 == 9) for at in range(60)]
+        paid = {"constant": [1] * 60, "sparse": sparse, "any": rng.integers(1, 9, 60).tolist()}[rewards]
+        steps = [f"1>{at + 1}*{reward}" for at, reward in enumerate(paid)]
         at = 5 + number
         whole, fewer = " ".join(steps), " ".join(steps[:at] + steps[at + 1 :])
         ours, theirs = (fewer, whole) if lacking == "trainer" else (whole, fewer)

@@ -43,6 +43,10 @@ class Lookout:
     def __init__(self, env: EnvEvents, trainer: Sequence[Event]) -> None:
         self._env = env
         self._trainer = trainer
+        self.failed: dict[int, int] = {}
+        """Number of a trainer's event, from 1, to how many steps failed at the trainer just before it."""
+        self.passed = 0
+        """Trainer's events before those that are looked at."""
         self.complete = False
         """Whether the trainer's events are all there are, so that the env has made no step beyond them."""
 
@@ -60,6 +64,8 @@ class Lookout:
         for at in range(number, len(self._trainer)):
             ours = self._trainer[at]
             following = self._trainer[at + 1] if at + 1 < len(self._trainer) else None
+            if failed := self.failed.get(self.passed + at + 1):
+                places = self._behind_failed(places, failed)
             if ours.is_reset and following is not None and following.is_reset:
                 continue
             after: dict[tuple[int, int], int] = {}
@@ -71,6 +77,28 @@ class Lookout:
                 return at - number - min(places.values()) + max(further)
             places, afloat = after, bool(ours.flags & Flag.LOST)
         return len(self._trainer) - number - min(passed + self._beyond(*place) for place, passed in places.items())
+
+    def _behind_failed(self, places: dict[tuple[int, int], int], steps: int) -> dict[tuple[int, int], int]:
+        found: dict[tuple[int, int], int] = {}
+        for (ahead, missing), passed in places.items():
+            for place in self.after_failed(ahead, steps):
+                key = (place, missing)
+                found[key] = min(found.get(key, passed), passed)
+        return found
+
+    def after_failed(self, ahead: int, steps: int) -> list[int]:
+        """Give where the env may be, from ``ahead`` on, after so many steps of which the trainer has no outcome.
+
+        It made each of them or not, or was reset in its place, or behind it.
+        """
+        found = [ahead]
+        for place in range(ahead, ahead + 2 * steps):
+            theirs = self._env.peek(place)
+            steps -= theirs is not None and not theirs.is_reset
+            if theirs is None or steps < 0:
+                break
+            found.append(place + 1)
+        return found
 
     def _behind(self, at: int, ahead: int) -> int:
         """Say what is explained behind an event that differs, or that one side has alone, less one."""
