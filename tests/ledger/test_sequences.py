@@ -1,7 +1,8 @@
 """Sequences of events written out: what a trainer saw of one env, and what the env saw, in one file or several.
 
 ``R2`` is a reset that shows 2; ``1>0`` a step with action 1 that shows 0; ``t`` and ``u`` say that it terminated or
-truncated the episode, ``!`` that the client was lost. A bar parts the files of an env.
+truncated the episode, ``!`` that the client was lost, ``*5`` that the reward was 5, otherwise 1. A bar parts the files
+of an env.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ if TYPE_CHECKING:
 SHOWN, ACTIONS = spaces.Discrete(1 << 16), spaces.Discrete(2)
 FLAGS = {"t": Flag.TERMINATED, "u": Flag.TRUNCATED, "!": Flag.LOST}
 
-Told = tuple[int | None, int, int]
-"""Action, None for a reset; observation; flags."""
+Told = tuple[int | None, int, int, float]
+"""Action, None for a reset; observation; flags; reward."""
 
 
 def told(text: str) -> list[Told]:
     found: list[Told] = []
     for word in text.split():
-        match = re.fullmatch(r"(?:R|([01])>)(\d+)([tu!]*)", word)
+        match = re.fullmatch(r"(?:R|([01])>)(\d+)([tu!]*)(?:\*(\d+))?", word)
         assert match is not None, word
-        action, shown, flags = match.groups()
-        found.append((None if action is None else int(action), int(shown), sum(FLAGS[each] for each in flags)))
+        action, shown, flags, reward = match.groups()
+        summed = sum(FLAGS[each] for each in flags)
+        found.append((None if action is None else int(action), int(shown), summed, float(reward or 1)))
     return found
 
 
@@ -54,8 +56,8 @@ class Script(gym.Env[Any, Any]):
         return next(self._events)[1], {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # noqa: ARG002 - Gymnasium's
-        _, shown, flags = next(self._events)
-        return shown, 1.0, bool(flags & Flag.TERMINATED), bool(flags & Flag.TRUNCATED), {}
+        _, shown, flags, reward = next(self._events)
+        return shown, reward, bool(flags & Flag.TERMINATED), bool(flags & Flag.TRUNCATED), {}
 
 
 def compared(folder: Path, trainer: str, env: str) -> Comparison:
@@ -73,12 +75,12 @@ def compared(folder: Path, trainer: str, env: str) -> Comparison:
         folder / "trainer.ledger", observation_space=SHOWN, action_space=ACTIONS, num_envs=1, dialect=Dialect.GYMNASIUM,
         run="", full=False, env_id="script",
     )  # fmt: skip
-    for action, shown, flags in told(trainer):
+    for action, shown, flags, reward in told(trainer):
         if action is None:
             recorder.reset([np.array([shown])])
         else:
             taken = recorder.taken(np.array([action]))
-            recorder.step(taken, np.ones(1), np.array([flags], np.uint8), [np.array([shown])])
+            recorder.step(taken, np.array([reward]), np.array([flags], np.uint8), [np.array([shown])])
     recorder.close()
     return compare(folder / "trainer.ledger", [folder / "envs"])
 
@@ -175,6 +177,40 @@ def test_a_skipped_step_is_one_where_its_action_is_missing(tmp_path: Path) -> No
         assert found.first is not None
         assert (found.first.vector_step, found.first.field) == (at + 1, "step_count"), str(found)
         assert dict(found.cells) == {"step_count": 1}
+
+
+@pytest.mark.parametrize("rewards", ["constant", "sparse", "any"])
+@pytest.mark.parametrize("lacking", ["trainer", "env"])
+def test_a_skipped_step_is_one_with_an_action_that_never_changes(tmp_path: Path, lacking: str, rewards: str) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        sparse = [1 + (at % 20 == 9) for at in range(60)]
+        paid = {"constant": [1] * 60, "sparse": sparse, "any": rng.integers(1, 9, 60).tolist()}[rewards]
+        steps = [f"1>{at + 1}*{reward}" for at, reward in enumerate(paid)]
+        at = 5 + number
+        whole, fewer = " ".join(steps), " ".join(steps[:at] + steps[at + 1 :])
+        ours, theirs = (fewer, whole) if lacking == "trainer" else (whole, fewer)
+        found = compared(tmp_path / str(number), f"R0 {ours}", f"R0 {theirs}")
+        assert found.first is not None
+        assert (found.first.vector_step, found.first.field) == (at + 1, "step_count"), str(found)
+        assert dict(found.cells) == {"step_count": 1}
+
+
+@pytest.mark.parametrize("period", [1, 7, 40])
+def test_rewards_in_place_tell_a_stale_observation_from_a_skipped_step(tmp_path: Path, period: int) -> None:
+    steps = [(at + 1, 2 + at // period) for at in range(60)]
+    theirs = " ".join(f"1>{shown}*{reward}" for shown, reward in steps)
+    ours = " ".join(f"1>{shown - (shown > 8)}*{reward}" for shown, reward in steps)
+    found = compared(tmp_path, f"R0 {ours}", f"R0 {theirs}")
+    assert found.first is not None
+    assert (found.first.vector_step, found.first.field) == (9, "obs"), str(found)
+    assert dict(found.cells) == {"obs": 52}
+
+
+def test_rewards_tell_a_skipped_step_where_nothing_else_changes(tmp_path: Path) -> None:
+    steps = [f"1>3*{at + 1}" for at in range(60)]
+    found = compared(tmp_path, f"R0 {' '.join(steps[:10] + steps[11:])}", f"R0 {' '.join(steps)}")
+    assert dict(found.cells) == {"step_count": 1}, str(found)
 
 
 def test_skipped_steps_close_to_each_other(tmp_path: Path) -> None:

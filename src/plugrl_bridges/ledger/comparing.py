@@ -85,9 +85,12 @@ def compare(trainer: str | os.PathLike[str], envs: Paths, *, float32: bool = Fal
     found.notes += [f"env {s.slot.number} wrote {len(s.readers)} ledgers" for s in streams if len(s.readers) > 1]
     pairings = [_Pairing(stream, found, observation, action) for stream in streams]
     vector_step = 0
-    for kept, events in _trainer_records(reader, observation, action):
+    for kind, events in _trainer_records(reader, observation, action):
+        if kind is Kind.FAILED:
+            for pairing in pairings:
+                pairing.take_failed()
         for slot, event in events:
-            if kept:
+            if kind is Kind.KEPT:
                 pairings[slot].take_kept(event)
             else:
                 pairings[slot].take(event)
@@ -118,8 +121,8 @@ def _convert_env(observation: Common, action: Common, *, sb3: bool) -> Callable[
 
 def _trainer_records(
     reader: LedgerReader, observation: Common, action: Common
-) -> Iterator[tuple[bool, Sequence[tuple[int, Event]]]]:
-    """Give each record: whether it is only of observations that were handed over again, and rows and events."""
+) -> Iterator[tuple[Kind, Sequence[tuple[int, Event]]]]:
+    """Give each record: its kind, and rows and events."""
     for record in reader.records():
         events: Sequence[Event] = record.events
         if observation.converts or action.converts:
@@ -129,7 +132,7 @@ def _trainer_records(
                 )
                 for event in events
             ]
-        yield record.kind is Kind.KEPT, list(zip(record.envs, events, strict=True))
+        yield record.kind, list(zip(record.envs, events, strict=True))
 
 
 class _Way(NamedTuple):
@@ -183,6 +186,11 @@ class _Pairing:
         """Take what the trainer's last event showed when others were reset, which is not what it had shown."""
         self._kept.setdefault(self._taken, event.observation)
 
+    def take_failed(self) -> None:
+        """Take that the env may have made a step here of which the trainer has no outcome."""
+        failed = self._lookout.failed
+        failed[self._taken + 1] = failed.get(self._taken + 1, 0) + 1
+
     def finish(self, *, closed: bool, vector_step: int) -> None:
         """Pair what is left; if the trainer's ledger is complete, the env may have no step beyond it."""
         self._lookout.complete = closed
@@ -190,6 +198,8 @@ class _Pairing:
             self._advance()
         if self._parted:  # the trainer never heard how its client, or another, went on
             return
+        if failed := self._lookout.failed.pop(self._taken + 1, 0):
+            self._pass_failed(failed)
         while closed and (event := self._env.peek()) is not None:
             if not event.is_reset:
                 self._step += 1
@@ -199,6 +209,8 @@ class _Pairing:
     def _advance(self) -> None:
         """Deal with the trainer's next event."""
         ours = self._trainer[0]
+        if failed := self._lookout.failed.pop(self._lookout.passed + 1, 0):
+            self._pass_failed(failed)
         if ours.is_reset and len(self._trainer) > 1 and self._trainer[1].is_reset:
             self._pop_trainer()
             return
@@ -234,8 +246,20 @@ class _Pairing:
             self._report_cells("obs", ours, differing(self._observation, kept, ours.observation))
 
     def _pop_trainer(self) -> tuple[Event, bytes | None]:
-        number = self._taken - len(self._trainer) + 1
-        return self._trainer.popleft(), self._kept.pop(number, None)
+        self._lookout.passed += 1
+        return self._trainer.popleft(), self._kept.pop(self._lookout.passed, None)
+
+    def _pass_failed(self, steps: int) -> None:
+        """Pass over what the env did in steps of which the trainer has no outcome, as fits what follows best."""
+        look, ours = self._lookout, self._trainer[0] if self._trainer else None
+
+        def fits(place: int) -> tuple[int, bool, int]:
+            theirs = self._env.peek(place)
+            alike = (theirs and theirs.is_reset) == (ours and ours.is_reset)
+            return look.explained(0, place), alike, -place
+
+        for _ in range(max(look.after_failed(0, steps), key=fits)):
+            self._env.pop()
 
     # Pairs --------------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,10 @@ class Lookout:
     def __init__(self, env: EnvEvents, trainer: Sequence[Event]) -> None:
         self._env = env
         self._trainer = trainer
+        self.failed: dict[int, int] = {}
+        """Number of a trainer's event, from 1, to how many steps failed at the trainer just before it."""
+        self.passed = 0
+        """Trainer's events before those that are looked at."""
         self.complete = False
         """Whether the trainer's events are all there are, so that the env has made no step beyond them."""
 
@@ -60,6 +64,8 @@ class Lookout:
         for at in range(number, len(self._trainer)):
             ours = self._trainer[at]
             following = self._trainer[at + 1] if at + 1 < len(self._trainer) else None
+            if failed := self.failed.get(self.passed + at + 1):
+                places = self._behind_failed(places, failed)
             if ours.is_reset and following is not None and following.is_reset:
                 continue
             after: dict[tuple[int, int], int] = {}
@@ -71,6 +77,28 @@ class Lookout:
                 return at - number - min(places.values()) + max(further)
             places, afloat = after, bool(ours.flags & Flag.LOST)
         return len(self._trainer) - number - min(passed + self._beyond(*place) for place, passed in places.items())
+
+    def _behind_failed(self, places: dict[tuple[int, int], int], steps: int) -> dict[tuple[int, int], int]:
+        found: dict[tuple[int, int], int] = {}
+        for (ahead, missing), passed in places.items():
+            for place in self.after_failed(ahead, steps):
+                key = (place, missing)
+                found[key] = min(found.get(key, passed), passed)
+        return found
+
+    def after_failed(self, ahead: int, steps: int) -> list[int]:
+        """Give where the env may be, from ``ahead`` on, after so many steps of which the trainer has no outcome.
+
+        It made each of them or not, or was reset in its place, or behind it.
+        """
+        found = [ahead]
+        for place in range(ahead, ahead + 2 * steps):
+            theirs = self._env.peek(place)
+            steps -= theirs is not None and not theirs.is_reset
+            if theirs is None or steps < 0:
+                break
+            found.append(place + 1)
+        return found
 
     def _behind(self, at: int, ahead: int) -> int:
         """Say what is explained behind an event that differs, or that one side has alone, less one."""
@@ -205,27 +233,50 @@ class Lookout:
         """Say how many events of both sides fit as they are paired now: those of which the actions or outcomes agree.
 
         Where both have something, ends that only one side has are passed over. If nothing speaks against it as far as
-        is known, that is infinite.
+        is known, that is infinite. What is the same in all of them fits in any place, and says nothing.
         """
-        count, at, ahead = 0, 0, 0
+        pairs, whole = self._pairs()
+        behind = pairs[1:]  # the first is not held against it: there they differ in any case
+        shown = _varies([each.observation for pair in behind for each in pair])
+        if behind and not _varies([each.action for pair in behind for each in pair]):
+            rewarded = any(not same_reward(behind[0][0].reward, each.reward) for pair in behind for each in pair)
+            if not rewarded and pairs[0][0].observation == self._env.observation_before(0):
+                return math.inf  # what is shown lags one step behind, and nothing else tells
+            return sum(
+                (shown and ours.observation == theirs.observation)
+                or (rewarded and same_reward(ours.reward, theirs.reward))
+                for ours, theirs in behind
+            )
+        count = 0
+        for at, (ours, theirs) in enumerate(pairs):
+            if ours.action == theirs.action or ours.observation == theirs.observation:
+                count += 1
+            elif at:
+                return count
+        return math.inf if count and whole else count
+
+    def _pairs(self) -> tuple[list[tuple[Event, Event]], bool]:
+        """Give the steps that are known of both sides as they are paired now; and False if the env's run out first."""
+        pairs: list[tuple[Event, Event]] = []
+        at, ahead = 0, 0
         while at < len(self._trainer):
             ours, theirs = self._trainer[at], self._env.peek(ahead)
             if ours.flags & Flag.LOST or (theirs is None and not self._env.closed):
                 break
             if theirs is None:
-                return count
+                return pairs, False
             if ours.is_reset != theirs.is_reset:
                 at += ours.is_reset
                 ahead += theirs.is_reset
                 continue
             at, ahead = at + 1, ahead + 1
-            if ours.is_reset:
-                continue
-            if ours.action == theirs.action or ours.observation == theirs.observation:
-                count += 1
-            elif at > 1:  # the first is not held against it: there they differ in any case
-                return count
-        return math.inf if count else 0
+            if not ours.is_reset:
+                pairs.append((ours, theirs))
+        return pairs, True
+
+
+def _varies(values: Sequence[bytes]) -> bool:
+    return any(value != values[0] for value in values)
 
 
 def same(ours: Event | None, theirs: Event | None) -> bool:

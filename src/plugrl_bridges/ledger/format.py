@@ -66,6 +66,8 @@ class Kind(enum.IntEnum):
     """The ledger was closed; nothing follows."""
     KEPT = 5
     """At a trainer: what a reset of other envs handed these again, if it is not what it was; as a reset."""
+    FAILED = 6
+    """At a trainer: a step of all envs was under way, and it went on without the outcome; nothing more."""
 
 
 class Flag(enum.IntFlag):

@@ -82,8 +82,8 @@ class Record(NamedTuple):
     Attributes:
         kind: What it is about.
         envs: Numbers of the envs; for a join the number of the one that joins.
-        events: One per env; none for a join and the end. Of kind ``KEPT`` they are no events of the env: only their
-            observation, and after which vector step, counts.
+        events: One per env; none for a join, a failed step and the end. Of kind ``KEPT`` they are no events of the env:
+            only their observation, and after which vector step, counts.
         rank: Of the env that joins.
     """
 
@@ -258,6 +258,12 @@ class LedgerReader:
         if kind is Kind.JOIN:
             rank, number = struct.unpack_from("<ii", payload, HEAD_BYTES)
             return Record(kind, (number,), (), rank)
+        if kind in (Kind.KEPT, Kind.FAILED) and self.header.side is Side.ENV:
+            raise ValueError("a kind that only a trainer's has")
+        if kind is Kind.FAILED:
+            if len(payload) != HEAD_BYTES:
+                raise ValueError(f"{len(payload)} bytes, expected {HEAD_BYTES}")
+            return Record(kind, (), ())
         at = HEAD_BYTES
         if everybody:
             envs = tuple(range(m))
@@ -266,8 +272,6 @@ class LedgerReader:
             at += 4 * m
         action, observation = self.header.action, self.header.observation
         is_step = kind is Kind.STEP
-        if kind is Kind.KEPT and self.header.side is Side.ENV:
-            raise ValueError("a kind that only a trainer's has")
         due = at + m * (observation.width + (action.width + 9 if is_step else 0))
         if due != len(payload):
             raise ValueError(f"{len(payload)} bytes, expected {due}")

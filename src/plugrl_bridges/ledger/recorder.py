@@ -78,6 +78,7 @@ class Recorder:
             observations: Per entry ``[n, *shape]``; only the rows named are written.
             rows: Which envs; None: all.
         """
+        self._note_failed()
         self._waiting = True  # until it is written: an interrupt leaves no ledger that says it is whole
         if not self._begun:
             self._writer.begin()
@@ -107,7 +108,8 @@ class Recorder:
             head = HEAD.pack(Kind.KEPT, 0, 0, len(changed)) + _numbers(changed)
             columns = b"".join(self.observation.pack([array[changed] for array in observations]))
             self._hand(changed, columns)
-            self._writer.write(frame(head + columns))
+            if not self._waiting:  # else they show what came of a step that failed, in other envs
+                self._writer.write(frame(head + columns))
 
     def _hand(self, rows: Sequence[int] | None, columns: bytes) -> None:
         if rows is None:
@@ -130,8 +132,14 @@ class Recorder:
 
         Until `step` is called, or `reset`, a step is under way whose outcome the trainer does not have.
         """
+        self._note_failed()
         self._waiting = True
         return [np.array(array) for array in self.action.batch(actions, self.num_envs)]
+
+    def _note_failed(self) -> None:
+        """Write down that a step is under way whose outcome the trainer will never have, if there is one."""
+        if self._begun and self._waiting:
+            self._writer.write(frame(HEAD.pack(Kind.FAILED, 1, 0, self.num_envs)))
 
     def step(
         self,
