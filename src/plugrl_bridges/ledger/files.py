@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-__all__ = ["escaped", "is_folder", "opened"]
+__all__ = ["escaped", "is_empty", "is_file", "is_folder", "opened"]
 
 
 @contextlib.contextmanager
@@ -48,6 +48,20 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 def is_folder(path: str | os.PathLike[str]) -> bool:
     """Tell whether there is a folder of this name; a name that no file can have is none."""
     return os.path.isdir(path)  # noqa: PTH112 - pathlib's raises for a name that is too long
+
+
+def is_file(path: Path) -> bool:
+    """Tell whether this is a regular file, as far as can be told."""
+    return os.path.isfile(path)  # noqa: PTH113 - as above, and where a folder may not be searched
+
+
+def is_empty(path: Path) -> bool:
+    """Tell whether this is a regular file without a byte; of what cannot be asked, nothing is known."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(found.st_mode) and not found.st_size
 
 
 def escaped(text: str) -> str:

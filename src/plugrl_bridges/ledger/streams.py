@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plugrl_bridges.errors import LedgerError
-from plugrl_bridges.ledger.files import is_folder
+from plugrl_bridges.ledger.files import is_empty, is_folder
 from plugrl_bridges.ledger.format import Side
 from plugrl_bridges.ledger.hints import ONE_FOLDER_PER_RUN
 from plugrl_bridges.ledger.outcome import Slot
@@ -61,7 +61,7 @@ def env_readers(paths: Sequence[str | os.PathLike[str]], run: str = "") -> tuple
     for path in map(Path, paths):
         in_folder = is_folder(path)
         for each in sorted(path.glob("*.ledger")) if in_folder else [path]:
-            if in_folder and each.is_file() and not each.stat().st_size:
+            if in_folder and is_empty(each):
                 notes.append(f"{each} is empty and was left out: its process ended before it wrote anything")
                 continue
             reader = LedgerReader(each)
