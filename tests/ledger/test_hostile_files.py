@@ -129,7 +129,7 @@ RECORDS: dict[str, tuple[bytes, str]] = {
     "row too large": (trainer() + reset(2), "it is of env 2, expected 0 to 1"),
     "row negative": (trainer() + reset(0, 1) + step(-1), "it is of env -1, expected 0 to 1"),
     "row kept negative": (trainer() + reset(-1, kind=5), "it is of env -1, expected 0 to 1"),
-    "env negative": (JOINED + reset(-7), "it is of env -7, expected one from 0"),
+    "env negative": (JOINED + reset(-7), "it is of env -7, expected 0 to 2147483647"),
     "a row twice": (trainer() + reset(1, 1), "an env is named twice"),
     "flags": (trainer() + step(0, 0xFF), "the flags 0xff, expected at most 0x0f"),
     "text": (TEXT_BEYOND, r"'obs' has a character beyond U\+10FFFF"),

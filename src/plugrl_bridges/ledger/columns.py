@@ -87,7 +87,8 @@ class Columns:
         """Bytes of one env's values in a record."""
         self._paths: tuple[tuple[str | int, ...], ...] = ()
         self._lone: Column | None = None
-        self._has_text = any(entry.dtype.kind == "U" and not entry.digested for entry in self.entries)
+        self.has_text = any(entry.dtype.kind == "U" and not entry.digested for entry in self.entries)
+        """Whether there are values that `check` looks at."""
 
     @classmethod
     def of(cls, space: Space, root: str, *, full: bool, owner: str = "") -> Columns:
@@ -197,9 +198,7 @@ class Columns:
         Raises:
             ValueError: for text with a character that Unicode has not; half a pair of surrogates may stand in a value.
         """
-        if not self._has_text:
-            return
-        for row in rows:
+        for row in rows if self.has_text else ():
             at = 0
             for entry in self.entries:
                 if entry.dtype.kind == "U" and not entry.digested:

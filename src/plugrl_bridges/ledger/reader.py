@@ -39,7 +39,9 @@ __all__ = ["Event", "LedgerReader", "Record", "RecordedEpisode", "Tail"]
 
 _ZEROS_BYTES = 1 << 16
 _JOIN = struct.Struct("<ii")
-_ALL_FLAGS = sum(Flag)
+_KINDS = {int(kind): kind for kind in Kind}
+_FLAGS = bytes(range(sum(Flag) + 1))
+_LAST_NUMBER = 2**31 - 1
 
 
 class Event(NamedTuple):
@@ -149,6 +151,8 @@ class LedgerReader:
                 raise LedgerError(f"{self.path} cannot be read: {exc}") from exc
             self._begin = file.tell()
         self._tail: Tail | None = None
+        self._last = self.header.num_envs - 1 if self.header.side is Side.TRAINER else _LAST_NUMBER
+        self._has_text = self.header.action.has_text or self.header.observation.has_text
         self._everybody = tuple(range(self.header.num_envs))
         per_env = 4 + self.header.action.width + 9 + self.header.observation.width
         self._largest = HEAD_BYTES + max(_JOIN.size, (self.header.num_envs or MAX_ENVS) * per_env)
@@ -206,12 +210,13 @@ class LedgerReader:
             for payload in self._frames(file, largest=self._largest):
                 if closed:
                     raise self._corrupted(end, "a record behind the end mark")
-                if len(payload) < HEAD_BYTES or payload[0] not in Kind.__members__.values():
+                kind = _KINDS.get(payload[0]) if len(payload) >= HEAD_BYTES else None
+                if kind is None:
                     raise self._corrupted(end, "a record of an unknown kind")
                 count += 1
                 at, end = end, end + FRAME_BYTES + len(payload)
-                closed = payload[0] == Kind.END
-                yield at, Kind(payload[0]), payload
+                closed = kind is Kind.END
+                yield at, kind, payload
             self._tail = Tail(closed, count, end, file.seek(0, 2) - end)
 
     def joined(self) -> list[tuple[int, int]]:
@@ -283,32 +288,31 @@ class LedgerReader:
         envs = self._everybody
         if not everybody:
             envs = struct.unpack_from(f"<{m}i", payload, at)
-            self._check_numbers(envs)
+            if m != 1 or not 0 <= envs[0] <= self._last:
+                self._check_numbers(envs)
             at += 4 * m
         if not is_step:
             rows = observation.rows(payload, at, m)
-            observation.check(rows)
+            if self._has_text:
+                observation.check(rows)
             return Record(kind, envs, tuple(Event(kind is Kind.RESET, steps, 0, 0.0, b"", row) for row in rows))
         actions = action.rows(payload, at, m)
         at += m * action.width
         rewards = struct.unpack_from(f"<{m}d", payload, at)
         at += 8 * m
         flags = payload[at : at + m]
-        if m and max(flags) > _ALL_FLAGS:
-            raise ValueError(f"the flags {max(flags):#04x}, expected at most {_ALL_FLAGS:#04x}")
+        if flags.translate(None, _FLAGS):
+            raise ValueError(f"the flags {max(flags):#04x}, expected at most {_FLAGS[-1]:#04x}")
         rows = observation.rows(payload, at + m, m)
-        action.check(actions)
-        observation.check(rows)
+        if self._has_text:
+            action.check(actions)
+            observation.check(rows)
         return Record(kind, envs, tuple(map(Event, repeat(False), repeat(steps + 1), flags, rewards, actions, rows)))
 
     def _check_numbers(self, envs: tuple[int, ...]) -> None:
         """Refuse rows that a trainer has not, negative ones, and one that is named twice."""
-        if not envs:
-            return
-        most = self.header.num_envs - 1 if self.header.side is Side.TRAINER else max(envs)
-        if min(envs) < 0 or max(envs) > most:
-            wrong = next(env for env in envs if not 0 <= env <= most)
-            expected = f"0 to {most}" if self.header.side is Side.TRAINER else "one from 0"
-            raise ValueError(f"it is of env {wrong}, expected {expected}")
-        if len(envs) > 1 and len(set(envs)) < len(envs):
+        wrong = [env for env in envs if not 0 <= env <= self._last]
+        if wrong:
+            raise ValueError(f"it is of env {wrong[0]}, expected 0 to {self._last}")
+        if len(set(envs)) < len(envs):
             raise ValueError("an env is named twice")
