@@ -80,7 +80,7 @@ def forget_losses(path: Path) -> None:
     reader = LedgerReader(path)
     header = reader.header
     pieces = [MAGIC, frame(header.to_bytes())]
-    for kind, whole in reader._payloads():
+    for _, kind, whole in reader._payloads():
         payload = bytearray(whole)
         if kind == Kind.STEP:
             _, everybody, _, m = HEAD.unpack_from(payload)

@@ -6,12 +6,14 @@ Exit codes: 0 if both sides are equal, 1 if they differ, 2 for a wrong command l
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from plugrl_bridges.errors import LedgerError
+from plugrl_bridges.ledger.files import escaped, is_folder
 
 if TYPE_CHECKING:
     from plugrl_bridges.ledger.outcome import Comparison
@@ -46,7 +48,7 @@ def compare(*, trainer: str, envs: tuple[str, ...], as_json: bool, float32: bool
     stepledger compare trainer.ledger ledgers/
     """  # noqa: D301 - the backspace is click's mark of lines that are not to be wrapped
     found = _compared(trainer, envs, float32=float32)
-    click.echo(json.dumps(found.as_json(), indent=2) if as_json else str(found))
+    _say(json.dumps(found.as_json(), indent=2) if as_json else str(found))
     raise SystemExit(0 if found.equal else 1)
 
 
@@ -64,12 +66,12 @@ def plot(*, trainer: str, envs: tuple[str, ...], out: str, float32: bool) -> Non
     try:
         from plugrl_bridges.ledger.plot import plot_differences  # noqa: PLC0415 - matplotlib is an extra
 
-        plot_differences(found, out)
+        written = plot_differences(found, out)
     except ImportError as exc:
         raise SystemExit(_fail(f"plot needs matplotlib ({exc}): pip install 'plugrl-bridges[plot]'")) from exc
     except (OSError, ValueError) as exc:
         raise SystemExit(_fail(f"--out {out}: {exc}")) from exc
-    click.echo(f"{found}\nwritten: {out}")
+    _say(f"{found}\nwritten: {escaped(str(written))}")
     raise SystemExit(0 if found.equal else 1)
 
 
@@ -90,13 +92,13 @@ def show(*, file: str, number: int | None, episode: int | None, step: int | None
     from plugrl_bridges.ledger.showing import Choice, about, chosen  # noqa: PLC0415
 
     try:
-        if Path(file).is_dir():
+        if is_folder(file):
             raise LedgerError(_of_folder(Path(file)))
         reader = LedgerReader(file)
         lines = [*about(reader), *chosen(reader, Choice(number, episode, step, skip, events))]
     except LedgerError as exc:
         raise SystemExit(_fail(exc)) from exc
-    click.echo("\n".join(lines))
+    _say("\n".join(lines))
 
 
 def _of_folder(folder: Path) -> str:
@@ -117,8 +119,14 @@ def _compared(trainer: str, envs: tuple[str, ...], *, float32: bool) -> Comparis
         raise SystemExit(_fail(exc)) from exc
 
 
+def _say(text: str) -> None:
+    """Print it, with escapes for what the terminal cannot show."""
+    known = getattr(sys.stdout, "encoding", None) or "utf-8"
+    click.echo(text.encode(known, "backslashreplace").decode(known))
+
+
 def _fail(error: object) -> int:
-    click.echo(f"{_NAME}: {' '.join(str(error).split())}", err=True)
+    click.echo(f"{_NAME}: {escaped(' '.join(str(error).split()))}", err=True)
     return 2
 
 

@@ -8,6 +8,7 @@ of a batch, ``comparing`` reads them back.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,6 +17,7 @@ import numpy as np
 from plugrl_bridges.errors import LedgerError, SpaceError
 from plugrl_bridges.ledger.digest import sum_of_words, words_of
 from plugrl_bridges.spaces import ObservationLayout
+from plugrl_bridges.wire.arrays import MAX_NDIM, MAX_TEXT_LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +33,11 @@ Space: TypeAlias = "spaces.Space[Any]"
 WHOLE_BYTES = 1024
 """Entries up to this size are recorded whole."""
 _DIGEST_BYTES = 8
+_MAX_VALUE_BYTES = 1 << 40
+_DTYPE = re.compile(r"\|b1|\|[iu]1|<[iuf][248]|<U[1-9][0-9]{0,9}")
+"""As `Column.dtype` is written down: little-endian, or of one byte."""
+_LAST_CHARACTER = 0x10FFFF
+_SHOWN_NAME = 64
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,8 @@ class Columns:
         """Bytes of one env's values in a record."""
         self._paths: tuple[tuple[str | int, ...], ...] = ()
         self._lone: Column | None = None
+        self.has_text = any(entry.dtype.kind == "U" and not entry.digested for entry in self.entries)
+        """Whether there are values that `check` looks at."""
 
     @classmethod
     def of(cls, space: Space, root: str, *, full: bool, owner: str = "") -> Columns:
@@ -174,12 +183,29 @@ class Columns:
             width = self.width
             return [data[at + row * width : at + (row + 1) * width] for row in range(rows)]
         pieces: list[list[bytes]] = [[] for _ in range(rows)]
-        for entry in self.entries:
-            width = entry.width
+        for width in filter(None, (entry.width for entry in self.entries)):
             for row in range(rows):
                 pieces[row].append(data[at : at + width])
                 at += width
         return [b"".join(row) for row in pieces]
+
+    def check(self, rows: Sequence[bytes]) -> None:
+        """Refuse bytes that are no values.
+
+        Args:
+            rows: From `rows`.
+
+        Raises:
+            ValueError: for text with a character that Unicode has not; half a pair of surrogates may stand in a value.
+        """
+        for row in rows if self.has_text else ():
+            at = 0
+            for entry in self.entries:
+                if entry.dtype.kind == "U" and not entry.digested:
+                    codes = np.frombuffer(row, "<u4", entry.width // 4, at)
+                    if codes.max(initial=0) > _LAST_CHARACTER:
+                        raise ValueError(f"{entry.name!r} has a character beyond U+10FFFF")
+                at += entry.width
 
     def split(self, data: bytes) -> list[Array]:
         """Give the values of one env's bytes, entry by entry; a digest stands for what was recorded by it."""
@@ -205,18 +231,31 @@ class Columns:
         Raises:
             LedgerError: if it is no such description.
         """
-        try:
-            entries = [
-                Column(
-                    str(each["name"]), tuple(map(int, each["shape"])), np.dtype(each["dtype"]), bool(each["digested"])
-                )
-                for each in description
-            ]
-        except (KeyError, TypeError, ValueError) as exc:
-            raise LedgerError(f"the columns of its header cannot be read: {exc!r}") from exc
-        if any(entry.dtype.kind not in "biufU" or min(entry.shape, default=0) < 0 for entry in entries):
-            raise LedgerError("the columns of its header cannot be read: a dtype or shape that no space has")
-        return cls(entries)
+        if type(description) is not list:
+            raise LedgerError(f"the columns of its header are a {type(description).__name__}, expected a list")
+        return cls([_column(each) for each in description])
+
+
+def _column(found: Value) -> Column:
+    """Read what a header says of one column; every number is bounded before it is believed."""
+    if type(found) is not dict or not {"name", "shape", "dtype", "digested"} <= found.keys():
+        raise LedgerError("a column of its header is no map of name, shape, dtype and digested")
+    name, shape, dtype, digested = found["name"], found["shape"], found["dtype"], found["digested"]
+    if type(name) is not str or type(digested) is not bool:
+        raise LedgerError("a column of its header has a name that is no str, or a digested that is no bool")
+    whose = f"the column {name[:_SHOWN_NAME]!r} of its header"
+    if type(dtype) is not str or _DTYPE.fullmatch(dtype) is None:
+        raise LedgerError(f"{whose} has a dtype that no space has, expected one such as '<f4', '|u1' or '<U8'")
+    if dtype[1] == "U" and int(dtype[2:]) > MAX_TEXT_LENGTH:
+        raise LedgerError(f"{whose} is text of {dtype[2:]} characters, expected at most {MAX_TEXT_LENGTH}")
+    if type(shape) is not list or len(shape) > MAX_NDIM or any(type(size) is not int or size < 0 for size in shape):
+        raise LedgerError(f"{whose} has a shape that no space has, expected at most {MAX_NDIM} sizes from 0")
+    made = np.dtype(dtype)
+    if made.kind == "U" and shape:
+        raise LedgerError(f"{whose} is text of shape {shape}, expected no dimension")
+    if math.prod(max(size, 1) for size in shape) * made.itemsize > _MAX_VALUE_BYTES:
+        raise LedgerError(f"{whose} is larger than {_MAX_VALUE_BYTES} bytes")
+    return Column(name, tuple(shape), made, digested)
 
 
 def _at(value: Value, path: tuple[str | int, ...], owner: str) -> Value:

@@ -15,7 +15,7 @@ import enum
 import struct
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from plugrl_bridges.errors import LedgerError, WireError
 from plugrl_bridges.ledger.columns import Columns
@@ -31,6 +31,7 @@ __all__ = [
     "HEAD",
     "HEAD_BYTES",
     "MAGIC",
+    "MAX_ENVS",
     "MAX_HEADER_BYTES",
     "VERSION",
     "Dialect",
@@ -51,6 +52,9 @@ FRAME_BYTES = FRAME.size
 HEAD = struct.Struct("<BBHI")
 HEAD_BYTES = HEAD.size
 MAX_HEADER_BYTES = 1 << 24
+MAX_ENVS = 1_000_000
+"""Envs of one trainer, and events of one record."""
+_PLAIN = (str, int, float, bool, type(None))
 
 
 class Kind(enum.IntEnum):
@@ -99,6 +103,9 @@ class Dialect(str, enum.Enum):
 def frame(payload: bytes) -> bytes:
     """Give a payload as it stands in a file."""
     return FRAME.pack(len(payload), len(payload) ^ GUARD, zlib.crc32(payload)) + payload
+
+
+_Enum = TypeVar("_Enum", bound=enum.Enum)
 
 
 @dataclass(frozen=True)
@@ -152,17 +159,39 @@ class Header:
         """
         try:
             found = decode(data)
-            if found["format"] != VERSION:
-                raise LedgerError(f"it has format {found['format']!r}, and this release reads format {VERSION}")
-            return cls(
-                Side(found["side"]),
-                Dialect(found["dialect"]),
-                Columns.described(found["observation"]),
-                Columns.described(found["action"]),
-                int(found["num_envs"]),
-                str(found["run"]),
-                int(found["started_ns"]),
-                dict(found["about"]),
-            )
-        except (WireError, KeyError, TypeError, ValueError) as exc:
-            raise LedgerError(f"its header cannot be read: {exc!r}") from exc
+        except WireError as exc:
+            raise LedgerError(f"its header cannot be read: {exc}") from exc
+        if type(found) is not dict:
+            raise LedgerError(f"its header is a {type(found).__name__}, expected a map")
+        version = _entry(found, "format", int)
+        if version != VERSION:
+            raise LedgerError(f"it has format {version}, and this release reads format {VERSION}")
+        side, dialect = _one_of(Side, found, "side"), _one_of(Dialect, found, "dialect")
+        observation, action = Columns.described(found.get("observation")), Columns.described(found.get("action"))
+        num_envs = _entry(found, "num_envs", int)
+        least, most = (0, 0) if side is Side.ENV else (1, MAX_ENVS)
+        if not least <= num_envs <= most:
+            raise LedgerError(f"its header says num_envs {num_envs}, expected {least} to {most}")
+        started, about = _entry(found, "started_ns", int), _entry(found, "about", dict)
+        if not 0 <= started < 1 << 63:
+            raise LedgerError(f"its header says started_ns {started}, expected nanoseconds since 1970")
+        if any(type(key) is not str or type(value) not in _PLAIN for key, value in about.items()):
+            raise LedgerError("its header says about what is no map of str to str or numbers")
+        return cls(side, dialect, observation, action, num_envs, _entry(found, "run", str), started, about)
+
+
+def _entry(found: Mapping[Any, Any], name: str, kind: type) -> Any:  # noqa: ANN401 - of the kind that is asked for
+    if name not in found:
+        raise LedgerError(f"its header lacks {name!r}")
+    if type(found[name]) is not kind:
+        raise LedgerError(f"its header has a {name!r} of type {type(found[name]).__name__}, expected {kind.__name__}")
+    return found[name]
+
+
+def _one_of(kind: type[_Enum], found: Mapping[Any, Any], name: str) -> _Enum:
+    value = _entry(found, name, str)
+    try:
+        return kind(value)
+    except ValueError as exc:
+        known = ", ".join(repr(each.value) for each in kind)
+        raise LedgerError(f"its header has the {name} {value[:32]!r}, expected one of {known}") from exc

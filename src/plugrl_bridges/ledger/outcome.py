@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from plugrl_bridges.ledger.files import escaped
+
 if TYPE_CHECKING:
     from plugrl_bridges.wire.arrays import Array
 
@@ -64,7 +66,7 @@ class Difference:
 
     def __str__(self) -> str:
         """Say it in one line."""
-        what = self.field if self.cell == self.field else f"{self.field}: {self.cell}"
+        what = self.field if self.cell == self.field else f"{self.field}: {escaped(self.cell)}"
         return (
             f"env {self.slot.number} (rank {self.slot.rank}, index {self.slot.env_index}), episode {self.episode}, "
             f"step {self.step} (vector step {self.vector_step}), {what} is {_shown(self.trainer)} at the trainer and "
@@ -176,7 +178,7 @@ class Comparison:
             lines.append(f"not compared: {self.not_compared} env steps, which the envs' ledgers no longer hold")
         if self.lost_steps:
             lines.append(f"not compared: {self.lost_steps} env steps at which a client was lost")
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        return "\n".join([*lines, *(f"note: {escaped(note)}" for note in self.notes)])
 
 
 def _order(difference: Difference) -> tuple[int, ...]:
@@ -190,7 +192,7 @@ def _plain(value: object) -> object:
         value = value.item()
     if isinstance(value, float) and not np.isfinite(value):
         return str(value)
-    return value
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def _shown(value: object) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from plugrl_bridges.errors import LedgerError
+from plugrl_bridges.ledger.files import is_file, is_folder
 from plugrl_bridges.ledger.format import Side
 from plugrl_bridges.ledger.reader import LedgerReader
 
@@ -32,9 +33,9 @@ def env_paths(given: Paths) -> list[Path]:
         TypeError: if one of them is no path.
     """
     paths = [Path(given)] if isinstance(given, (str, os.PathLike)) else [Path(each) for each in given]
-    if not paths or any(not path.is_dir() or _may_hold(path.glob("*.ledger")) for path in paths):
+    if not paths or any(not is_folder(path) or _may_hold(path.glob("*.ledger")) for path in paths):
         return paths
-    deeper = sorted({found.parent for path in paths for found in path.rglob("*.ledger") if found.is_file()} - {*paths})
+    deeper = sorted({found.parent for path in paths for found in path.rglob("*.ledger") if is_file(found)} - {*paths})
     holding = [folder for folder in deeper if _may_hold(folder.glob("*.ledger"))]
     if holding:
         more = len(holding) - _SHOWN_FOLDERS

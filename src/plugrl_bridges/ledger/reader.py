@@ -6,6 +6,7 @@ the last whole record is no fault. Everything else that is not as ``format`` say
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from plugrl_bridges.errors import LedgerError
+from plugrl_bridges.ledger.files import opened
 from plugrl_bridges.ledger.format import (
     FRAME,
     FRAME_BYTES,
@@ -21,6 +23,7 @@ from plugrl_bridges.ledger.format import (
     HEAD,
     HEAD_BYTES,
     MAGIC,
+    MAX_ENVS,
     MAX_HEADER_BYTES,
     Flag,
     Header,
@@ -29,13 +32,16 @@ from plugrl_bridges.ledger.format import (
 )
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator
     from typing import BinaryIO
 
 __all__ = ["Event", "LedgerReader", "Record", "RecordedEpisode", "Tail"]
 
 _ZEROS_BYTES = 1 << 16
+_JOIN = struct.Struct("<ii")
+_KINDS = {int(kind): kind for kind in Kind}
+_FLAGS = bytes(range(sum(Flag) + 1))
+_LAST_NUMBER = 2**31 - 1
 
 
 class Event(NamedTuple):
@@ -131,7 +137,7 @@ class LedgerReader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        with self._open() as file:
+        with opened(self.path) as file:
             start = file.read(len(MAGIC))
             if start != MAGIC:
                 what = "is empty" if not start else "is no step ledger: it does not begin as one"
@@ -145,15 +151,15 @@ class LedgerReader:
                 raise LedgerError(f"{self.path} cannot be read: {exc}") from exc
             self._begin = file.tell()
         self._tail: Tail | None = None
+        self._last = self.header.num_envs - 1 if self.header.side is Side.TRAINER else _LAST_NUMBER
+        self._has_text = self.header.action.has_text or self.header.observation.has_text
+        self._everybody = tuple(range(self.header.num_envs))
+        per_env = 4 + self.header.action.width + 9 + self.header.observation.width
+        self._largest = HEAD_BYTES + max(_JOIN.size, (self.header.num_envs or MAX_ENVS) * per_env)
 
-    def _open(self) -> BinaryIO:
-        try:
-            return self.path.open("rb")
-        except OSError as exc:
-            raise LedgerError(f"{self.path} cannot be read: {exc.strerror or exc}") from exc
-
-    def _frames(self, file: BinaryIO, *, largest: int | None = None) -> Iterator[bytes]:
-        """Give the payloads of whole frames, from where the file stands."""
+    def _frames(self, file: BinaryIO, *, largest: int) -> Iterator[bytes]:
+        """Give the payloads of whole frames, from where the file stands; no length is believed that it cannot have."""
+        size = 0
         while True:
             at = file.tell()
             head = file.read(FRAME_BYTES)
@@ -164,8 +170,11 @@ class LedgerReader:
                 if not any(head) and self._only_zeros(file):
                     return  # what some filesystems leave after a power failure
                 raise self._corrupted(at, "no record begins there")
-            if largest is not None and length > largest:
-                raise self._corrupted(at, f"a header of {length} bytes")
+            if length > largest:
+                raise self._corrupted(at, f"a record of {length} bytes, expected at most {largest}")
+            end = at + FRAME_BYTES + length
+            if end > size and end > (size := os.fstat(file.fileno()).st_size):
+                return
             payload = file.read(length)
             if len(payload) < length:
                 return
@@ -193,27 +202,36 @@ class LedgerReader:
             raise LedgerError(f"{self.path} cannot be read to its end")
         return self._tail
 
-    def _payloads(self) -> Iterator[tuple[int, bytes]]:
-        """Give the kind and payload of each record."""
-        with self._open() as file:
+    def _payloads(self) -> Iterator[tuple[int, Kind, bytes]]:
+        """Give where each record begins, its kind and its payload."""
+        with opened(self.path) as file:
             file.seek(self._begin)
             count, end, closed = 0, self._begin, False
-            for payload in self._frames(file):
+            for payload in self._frames(file, largest=self._largest):
                 if closed:
                     raise self._corrupted(end, "a record behind the end mark")
-                if len(payload) < HEAD_BYTES or payload[0] not in Kind.__members__.values():
+                kind = _KINDS.get(payload[0]) if len(payload) >= HEAD_BYTES else None
+                if kind is None:
                     raise self._corrupted(end, "a record of an unknown kind")
                 count += 1
-                end += FRAME_BYTES + len(payload)
-                closed = payload[0] == Kind.END
-                yield payload[0], payload
+                at, end = end, end + FRAME_BYTES + len(payload)
+                closed = kind is Kind.END
+                yield at, kind, payload
             self._tail = Tail(closed, count, end, file.seek(0, 2) - end)
 
     def joined(self) -> list[tuple[int, int]]:
         """Give rank and number of the envs that wrote here, in the order in which they joined; reads the whole file."""
-        return [
-            struct.unpack_from("<ii", payload, HEAD_BYTES) for kind, payload in self._payloads() if kind == Kind.JOIN
-        ]
+        return [self._join(at, payload) for at, kind, payload in self._payloads() if kind is Kind.JOIN]
+
+    def _join(self, at: int, payload: bytes) -> tuple[int, int]:
+        if self.header.side is not Side.ENV:
+            raise self._corrupted(at, "an env joins, which only those of an env's ledger do")
+        if len(payload) != HEAD_BYTES + _JOIN.size:
+            raise self._corrupted(at, f"a join of {len(payload)} bytes, expected {HEAD_BYTES + _JOIN.size}")
+        rank, number = _JOIN.unpack_from(payload, HEAD_BYTES)
+        if rank < 0 or number < 0:
+            raise self._corrupted(at, f"env {number} of rank {rank} joins, expected numbers from 0")
+        return rank, number
 
     def records(self) -> Iterator[Record]:
         """Give the records.
@@ -222,14 +240,16 @@ class LedgerReader:
             LedgerError: at a record that is not as it should be.
         """
         steps = 0
-        at = self._begin
-        for kind, payload in self._payloads():
+        for at, kind, payload in self._payloads():
+            if kind is Kind.JOIN:
+                rank, number = self._join(at, payload)
+                yield Record(kind, (number,), (), rank)
+                continue
             try:
-                record = self._record(Kind(kind), payload, steps)
+                record = self._record(kind, payload, steps)
             except (struct.error, ValueError) as exc:
                 raise self._corrupted(at, f"the record is not as its header says ({exc})") from exc
             steps += record.kind is Kind.STEP
-            at += FRAME_BYTES + len(payload)
             yield record
 
     def episodes(self) -> Iterator[RecordedEpisode]:
@@ -253,35 +273,47 @@ class LedgerReader:
 
     def _record(self, kind: Kind, payload: bytes, steps: int) -> Record:
         _, everybody, _, m = HEAD.unpack_from(payload)
-        if kind is Kind.END:
-            return Record(kind, (), ())
-        if kind is Kind.JOIN:
-            rank, number = struct.unpack_from("<ii", payload, HEAD_BYTES)
-            return Record(kind, (number,), (), rank)
-        if kind in (Kind.KEPT, Kind.FAILED) and self.header.side is Side.ENV:
-            raise ValueError("a kind that only a trainer's has")
-        if kind is Kind.FAILED:
-            if len(payload) != HEAD_BYTES:
-                raise ValueError(f"{len(payload)} bytes, expected {HEAD_BYTES}")
-            return Record(kind, (), ())
-        at = HEAD_BYTES
-        if everybody:
-            envs = tuple(range(m))
-        else:
-            envs = struct.unpack_from(f"<{m}i", payload, at)
-            at += 4 * m
         action, observation = self.header.action, self.header.observation
         is_step = kind is Kind.STEP
-        due = at + m * (observation.width + (action.width + 9 if is_step else 0))
+        if kind in (Kind.KEPT, Kind.FAILED) and self.header.side is Side.ENV:
+            raise ValueError("a kind that only a trainer's has")
+        if everybody > 1 or (everybody and m != len(self._everybody)):
+            raise ValueError(f"{m} rows are everybody (mark {everybody}), and it has {len(self._everybody)}")
+        row_bytes = (0 if everybody else 4) + observation.width + (action.width + 9 if is_step else 0)
+        due = HEAD_BYTES + (0 if kind is Kind.FAILED else m * row_bytes)
         if due != len(payload):
             raise ValueError(f"{len(payload)} bytes, expected {due}")
+        if kind in (Kind.END, Kind.FAILED):
+            return Record(kind, (), ())
+        at = HEAD_BYTES
+        envs = self._everybody
+        if not everybody:
+            envs = struct.unpack_from(f"<{m}i", payload, at)
+            if m != 1 or not 0 <= envs[0] <= self._last:
+                self._check_numbers(envs)
+            at += 4 * m
         if not is_step:
             rows = observation.rows(payload, at, m)
+            if self._has_text:
+                observation.check(rows)
             return Record(kind, envs, tuple(Event(kind is Kind.RESET, steps, 0, 0.0, b"", row) for row in rows))
         actions = action.rows(payload, at, m)
         at += m * action.width
         rewards = struct.unpack_from(f"<{m}d", payload, at)
         at += 8 * m
         flags = payload[at : at + m]
+        if flags.translate(None, _FLAGS):
+            raise ValueError(f"the flags {max(flags):#04x}, expected at most {_FLAGS[-1]:#04x}")
         rows = observation.rows(payload, at + m, m)
+        if self._has_text:
+            action.check(actions)
+            observation.check(rows)
         return Record(kind, envs, tuple(map(Event, repeat(False), repeat(steps + 1), flags, rewards, actions, rows)))
+
+    def _check_numbers(self, envs: tuple[int, ...]) -> None:
+        """Refuse rows that a trainer has not, negative ones, and one that is named twice."""
+        wrong = [env for env in envs if not 0 <= env <= self._last]
+        if wrong:
+            raise ValueError(f"it is of env {wrong[0]}, expected 0 to {self._last}")
+        if len(set(envs)) < len(envs):
+            raise ValueError("an env is named twice")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plugrl_bridges.errors import LedgerError
+from plugrl_bridges.ledger.files import escaped
 from plugrl_bridges.ledger.format import Flag, Kind, Side
 
 if TYPE_CHECKING:
@@ -68,12 +69,12 @@ def about(reader: LedgerReader) -> Iterator[str]:
     header = reader.header
     told = ", ".join(f"{key} {value}" for key, value in header.about.items())
     yield f"side      {header.side.value} ({header.dialect.value})"
-    yield f"run       {header.run or '-'}"
-    yield f"about     {told}"
+    yield f"run       {escaped(header.run) or '-'}"
+    yield f"about     {escaped(told)}"
     for name, columns in (("action", header.action), ("obs", header.observation)):
         for entry in columns.entries:
             by = " by digest; full=True records it whole" if entry.digested else ""
-            yield f"{name:<9} {entry.name} {list(entry.shape)} {entry.dtype.str}{by}"
+            yield f"{name:<9} {escaped(entry.name)} {list(entry.shape)} {entry.dtype.str}{by}"
     yield f"envs      {_envs(reader)}"
     yield f"end       {reader.tail}"
 
@@ -85,7 +86,7 @@ def chosen(reader: LedgerReader, choice: Choice) -> Iterator[str]:
         LedgerError: for an env that the ledger has not.
     """
     header = reader.header
-    numbers = set(range(header.num_envs)) or {number for _, number in reader.joined()}
+    numbers = range(header.num_envs) or {number for _, number in reader.joined()}
     if choice.env is not None and choice.env not in numbers:
         raise LedgerError(f"{reader.path} has no env {choice.env}: its envs are {_envs(reader)}")
     fitting = 0
@@ -147,5 +148,5 @@ def _short(entry: Column, value: Any) -> str:  # noqa: ANN401 - an array of any 
     if entry.digested:
         return f"[digest {int(value):016x}]"
     cells = value.reshape(-1).tolist()
-    text = " ".join(f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells[:_SHOWN_CELLS])
+    text = " ".join(f"{cell:.6g}" if isinstance(cell, float) else escaped(str(cell)) for cell in cells[:_SHOWN_CELLS])
     return f"[{text}{' …' if len(cells) > _SHOWN_CELLS else ''}]"

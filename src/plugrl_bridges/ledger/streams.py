@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plugrl_bridges.errors import LedgerError
+from plugrl_bridges.ledger.files import is_empty, is_folder
 from plugrl_bridges.ledger.format import Side
 from plugrl_bridges.ledger.hints import ONE_FOLDER_PER_RUN
 from plugrl_bridges.ledger.outcome import Slot
@@ -30,7 +31,7 @@ def trainer_reader(path: str | os.PathLike[str]) -> LedgerReader:
     Raises:
         LedgerError: if it cannot be read, or is a folder, or of an env.
     """
-    if Path(path).is_dir():
+    if is_folder(path):
         raise LedgerError(f"{path} is a folder, expected the trainer's ledger, a file: it comes first, then the envs'")
     reader = LedgerReader(path)
     if _is_env(reader):
@@ -58,19 +59,20 @@ def env_readers(paths: Sequence[str | os.PathLike[str]], run: str = "") -> tuple
     others: list[Path] = []
     notes = []
     for path in map(Path, paths):
-        for each in sorted(path.glob("*.ledger")) if path.is_dir() else [path]:
-            if path.is_dir() and each.is_file() and not each.stat().st_size:
+        in_folder = is_folder(path)
+        for each in sorted(path.glob("*.ledger")) if in_folder else [path]:
+            if in_folder and is_empty(each):
                 notes.append(f"{each} is empty and was left out: its process ended before it wrote anything")
                 continue
             reader = LedgerReader(each)
             if not _is_env(reader):
-                if path.is_dir():
+                if in_folder:
                     continue
                 raise LedgerError(
                     f"{path} was kept at the trainer, expected one that was kept at an env: the trainer's ledger comes "
                     "first, then those of the envs"
                 )
-            if path.is_dir() and run and reader.header.run and reader.header.run != run:
+            if in_folder and run and reader.header.run and reader.header.run != run:
                 others.append(each)
                 continue
             readers.setdefault(each.resolve(), reader)
