@@ -175,3 +175,12 @@ def test_ledgers_of_a_factory_know_rank_and_number(tmp_path: Path) -> None:
     [path] = folder.iterdir()
     assert LedgerReader(path).joined() == [(2, 0), (2, 1), (2, 2)]
     assert place_of_new_envs() == (0, 0)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_ledgers_inside_a_vector_env_are_not_what_is_verified(caplog: pytest.LogCaptureFixture, inside: bool) -> None:
+    def one() -> Any:
+        return LedgerEnv(CountEnv(), None) if inside else CountEnv()
+
+    build_batch(lambda: gymnasium.vector.SyncVectorEnv([one, one]), None, verify=True).close()
+    assert ("wrappers between the two are not checked" in caplog.text) is inside

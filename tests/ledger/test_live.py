@@ -282,6 +282,7 @@ def test_reward_of_negative_zero_stays_one(start: Clients, batched: bool) -> Non
         for _ in range(7):
             _, rewards, *_ = env.step(np.ones((2, 2), np.float32))
             assert np.signbit(rewards).tolist() == [True, True]
+        assert env.verified == 2 * (7 + 2), "steps, and the first observations of two episodes"
     finally:
         env.close()
 

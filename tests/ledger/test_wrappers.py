@@ -289,3 +289,33 @@ def test_weights_are_the_same_with_ledgers(tmp_path: Path, images: bool) -> None
     found = compare(tmp_path / "trainer", [tmp_path / "envs"])
     assert found.equal
     assert found.env_steps == (96 if images else NUM_ENVS * 256)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_next_step_in_which_nobody_steps(tmp_path: Path, num_envs: int) -> None:
+    """All episodes end at once, so the next vector step is resets alone; entries above 1 KiB are digested."""
+
+    class Large(CountingEnv):
+        def __init__(self, number: int) -> None:
+            super().__init__(number)
+            self.observation_space = gym.spaces.Box(0, 255, (1025,), np.uint8)
+
+        def _observe(self) -> Any:
+            self._seen += 1
+            return np.full(1025, self._seen % 255, np.uint8)
+
+    makers = [
+        partial(_in_ledger, partial(Large, number), tmp_path / "envs.ledger", number) for number in range(num_envs)
+    ]
+    env = LedgerVectorEnv(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP), tmp_path / "trainer.ledger")
+    env.reset()
+    for _ in range(14):
+        env.step(np.ones((num_envs, 2), np.float32))
+    env.close()
+    found = compare(tmp_path / "trainer.ledger", [tmp_path / "envs.ledger"])
+    assert found.equal, str(found)
+    assert found.env_steps == 12 * num_envs
+
+
+def _in_ledger(make: Callable[[], gym.Env[Any, Any]], path: Path, number: int) -> LedgerEnv:
+    return LedgerEnv(make(), path, env_index=number)
