@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from plugrl_bridges.errors import RemoteProtocolError
-from plugrl_bridges.ledger.digest import EnvDigest
+from plugrl_bridges.ledger.digest import RESET, TERMINATED, TRUNCATED, EnvDigest
 from plugrl_bridges.ledger.locating import locate
 from plugrl_bridges.spaces import ActionLayout, ObservationLayout, space_from_wire
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from plugrl_bridges.wire.observation import Observation
 
 __all__ = ["DigestRow", "DigestSpaces"]
-
-_RESET = 4
 
 
 class DigestSpaces:
@@ -84,7 +82,7 @@ class DigestRow:
         *,
         action: Array | None = None,
         reward: float = 0.0,
-        flags: int = _RESET,
+        flags: int = RESET,
     ) -> None:
         leaf, digest = spaces.action_leaf, spaces.digest
         self._spaces = spaces
@@ -98,7 +96,7 @@ class DigestRow:
         else:
             digest.value = 0
             digest.take([action])
-            self.sum = digest.give(reward, bool(flags & 1), bool(flags & 2), observation)
+            self.sum = digest.give(reward, bool(flags & TERMINATED), bool(flags & TRUNCATED), observation)
 
     def difference(self, theirs: int, ours: int) -> str:
         """Say which value makes two digests differ; or that it is no single one."""

@@ -40,6 +40,7 @@ __all__ = [
     "Entry",
     "EnvDigest",
     "StepDigests",
+    "digested_dtype",
     "first_words",
     "keys",
     "sum_of_words",
@@ -87,13 +88,13 @@ def keys(count: int) -> Array:
     return _keys[:count]
 
 
-def _carried(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def digested_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Give the dtype in which values of a space's dtype are digested."""
     return np.dtype("<f4") if dtype.kind == "f" else dtype.newbyteorder("<")
 
 
 def _word_count(entry: Entry) -> int:
-    return -(-math.prod(entry.shape) * _carried(entry.dtype).itemsize // 4)
+    return -(-math.prod(entry.shape) * digested_dtype(entry.dtype).itemsize // 4)
 
 
 def first_words(actions: Sequence[Entry], observations: Sequence[Entry]) -> tuple[list[int], int]:
@@ -128,7 +129,7 @@ def words_of(values: Array, entry: Entry) -> Array:
     Returns:
         uint32 ``[n, words]``.
     """
-    carried = _carried(entry.dtype)
+    carried = digested_dtype(entry.dtype)
     if values.dtype != carried:
         with np.errstate(over="ignore", invalid="ignore"):
             values = values.astype(carried)
@@ -182,7 +183,7 @@ class _Gathered:
         self.columns: list[Array | None] = []
         """Per entry ``[n, elements]`` among the words; None where it is summed alone."""
         for entry, place in zip(entries, places, strict=True):
-            carried = _carried(entry.dtype)
+            carried = digested_dtype(entry.dtype)
             size = math.prod(entry.shape)
             column = None
             if place is not None:

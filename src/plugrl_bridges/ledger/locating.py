@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plugrl_bridges.ledger.digest import first_words, keys, words_of
+from plugrl_bridges.ledger.digest import digested_dtype, first_words, keys, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +112,7 @@ def _changed_word(words: Array, difference: int) -> tuple[int, int] | None:
 
 def _first_cell(entry: Entry, *words: Array) -> tuple[str, Any, Any] | None:
     """Give place and values of the first element in which two values of an entry differ; None if it is the padding."""
-    carried = np.dtype("<f4") if entry.dtype.kind == "f" else entry.dtype.newbyteorder("<")
+    carried = digested_dtype(entry.dtype)
     size = math.prod(entry.shape)
     plain = [each.view(np.uint8)[: size * carried.itemsize] for each in words]
     bits = [each.reshape(size, carried.itemsize) for each in plain]

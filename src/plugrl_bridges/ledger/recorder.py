@@ -7,28 +7,52 @@ envs follows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from plugrl_bridges.errors import LedgerMismatch
 from plugrl_bridges.ledger.columns import Columns
 from plugrl_bridges.ledger.format import HEAD, Flag, Kind, Side, frame
 from plugrl_bridges.ledger.writer import LedgerWriter, Subject
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gymnasium import spaces
 
     from plugrl_bridges.ledger.format import Dialect
     from plugrl_bridges.wire.arrays import Array, Value
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "recorded"]
 
 _MOST_HANDED = 256
 
 Space: TypeAlias = "spaces.Space[Any]"
+
+
+_Returned = TypeVar("_Returned")
+
+
+def recorded(call: Callable[[], _Returned], record: Callable[[_Returned], None]) -> _Returned:
+    """Give what a call returns, once it is written down; so is what the live check refuses, for a comparison to find.
+
+    Args:
+        call: Steps or resets the envs.
+        record: Writes down what it returns.
+
+    Raises:
+        LedgerMismatch: from the call, as whatever else it raises.
+    """
+    try:
+        returned = call()
+    except LedgerMismatch as exc:
+        if exc.refused is not None:
+            record(exc.refused)
+        raise
+    record(returned)
+    return returned
 
 
 class Recorder:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvObs, VecEnvStepReturn, VecEnvWrapper
 
-from plugrl_bridges.errors import LedgerMismatch
 from plugrl_bridges.ledger.format import Dialect, Flag
-from plugrl_bridges.ledger.recorder import Recorder
+from plugrl_bridges.ledger.recorder import Recorder, recorded
 from plugrl_bridges.ledger.wrapping import expect_env
 from plugrl_bridges.ledger.writer import check_trainer_path
 
@@ -59,14 +58,7 @@ class LedgerVecEnv(VecEnvWrapper):
 
     def reset(self) -> VecEnvObs:
         """Reset the envs, and write down the observations."""
-        try:
-            observation = self.venv.reset()
-        except LedgerMismatch as exc:
-            if exc.refused is not None:
-                self._record_reset(exc.refused)
-            raise
-        self._record_reset(observation)
-        return observation
+        return recorded(self.venv.reset, self._record_reset)
 
     def _record_reset(self, observation: VecEnvObs) -> None:
         self._ledger.reset(self._ledger.observation.batch(observation, self.num_envs))
@@ -78,14 +70,7 @@ class LedgerVecEnv(VecEnvWrapper):
 
     def step_wait(self) -> VecEnvStepReturn:
         """Collect the step, and write it down."""
-        try:
-            returned = self.venv.step_wait()
-        except LedgerMismatch as exc:  # what the live check refuses is what a comparison is to find
-            if exc.refused is not None:
-                self._record(exc.refused)
-            raise
-        self._record(returned)
-        return returned
+        return recorded(self.venv.step_wait, self._record)
 
     def _record(self, returned: VecEnvStepReturn) -> None:
         observation, rewards, dones, infos = returned

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import gymnasium
 import numpy as np
 
-from plugrl_bridges.errors import LedgerMismatch
 from plugrl_bridges.ledger.format import Dialect, Flag
-from plugrl_bridges.ledger.recorder import Recorder
+from plugrl_bridges.ledger.recorder import Recorder, recorded
 from plugrl_bridges.ledger.traits import Autoreset, autoreset_of, env_name
 from plugrl_bridges.ledger.wrapping import expect_env
 from plugrl_bridges.ledger.writer import check_trainer_path
@@ -82,13 +81,9 @@ class LedgerVectorEnv(_Wrapper):
         mask = None if options is None else options.get("reset_mask")  # Gymnasium takes it out of the options
         rows = None if mask is None else np.flatnonzero(mask).tolist()
         env: Any = self.env  # Gymnasium's own signatures differ, and know no list of seeds
-        try:
-            returned: tuple[Any, dict[str, Any]] = env.reset(seed=seed, options=options)
-        except LedgerMismatch as exc:  # what the live check refuses is what a comparison is to find
-            if exc.refused is not None:
-                self._record_reset(exc.refused, rows)
-            raise
-        self._record_reset(returned, rows)
+        returned: tuple[Any, dict[str, Any]] = recorded(
+            lambda: env.reset(seed=seed, options=options), lambda returned: self._record_reset(returned, rows)
+        )
         return returned
 
     def _record_reset(self, returned: tuple[Any, dict[str, Any]], rows: list[int] | None) -> None:
@@ -101,14 +96,7 @@ class LedgerVectorEnv(_Wrapper):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # noqa: ANN401 - the env's own
         """Step the envs, and write it down."""
         taken = self._ledger.taken(actions)
-        try:
-            returned = self.env.step(actions)
-        except LedgerMismatch as exc:
-            if exc.refused is not None:
-                self._record(taken, exc.refused)
-            raise
-        self._record(taken, returned)
-        return returned
+        return recorded(lambda: self.env.step(actions), lambda returned: self._record(taken, returned))
 
     def _record(self, taken: list[Array], returned: tuple[Any, Any, Any, Any, dict[str, Any]]) -> None:
         ledger = self._ledger
