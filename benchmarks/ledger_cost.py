@@ -38,7 +38,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from tqdm import tqdm
 
 from benchmarks.frames_env import FramesEnv
-from plugrl_bridges.ledger import LedgerEnv, LedgerVecEnv, SharedDigests, StepDigests
+from plugrl_bridges.digest import SharedDigests, StepDigests
+from plugrl_bridges.ledger import LedgerEnv, LedgerVecEnv
 from plugrl_bridges.sb3 import PlugRemoteVecEnv
 from plugrl_bridges.spaces import ObservationLayout
 

@@ -15,7 +15,7 @@ from plugrl_bridges.client.factory import build_batch
 from plugrl_bridges.client.vector_env import VectorBatch
 from plugrl_bridges.errors import FactoryError, SpaceError
 from plugrl_bridges.ledger import LedgerEnv, LedgerReader
-from plugrl_bridges.ledger.place import place_of_new_envs
+from plugrl_bridges.place import place_of_new_envs
 from tests.client.scripted import CountEnv
 
 if TYPE_CHECKING:

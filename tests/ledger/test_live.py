@@ -27,9 +27,9 @@ from plugrl_bridges import (
     UnverifiedClientError,
 )
 from plugrl_bridges.cleanrl import make_envs
+from plugrl_bridges.digest.digest import EnvDigest
 from plugrl_bridges.gym import AutoresetMode, PlugRLVectorEnv, RemoteEnv
 from plugrl_bridges.ledger import LedgerEnv, LedgerVecEnv, LedgerVectorEnv, compare
-from plugrl_bridges.ledger.digest import EnvDigest
 from plugrl_bridges.sb3 import PlugRemoteVecEnv
 from plugrl_bridges.server.options import BridgeOptions
 from plugrl_bridges.spaces import ObservationLayout, space_to_wire

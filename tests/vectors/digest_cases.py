@@ -1,6 +1,6 @@
 """Make the golden vectors of the digest of a step, and compute it once more without numpy's help.
 
-`words_of_event` and `chained` are written from the definition in ``plugrl_bridges.ledger.digest``, word by word, as one
+`words_of_event` and `chained` are written from the definition in ``plugrl_bridges.digest.digest``, word by word, as one
 would in another language; ``tests/ledger/test_digest.py`` holds the library to them.
 """
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from plugrl_bridges.ledger.digest import EnvDigest
+from plugrl_bridges.digest.digest import EnvDigest
 from plugrl_bridges.wire.codec import MAX_DEPTH, encode
 from plugrl_bridges.wire.messages import (
     Action,

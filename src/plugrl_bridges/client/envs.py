@@ -13,7 +13,7 @@ import numpy as np
 from plugrl_bridges.client.batch import EnvBatch
 from plugrl_bridges.client.verified import with_digests
 from plugrl_bridges.errors import FactoryError
-from plugrl_bridges.ledger.traits import env_name
+from plugrl_bridges.traits import env_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

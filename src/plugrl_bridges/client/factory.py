@@ -21,7 +21,7 @@ from gymnasium.envs.registration import load_env_creator
 from plugrl_bridges.client.envs import AnyEnv, EnvList
 from plugrl_bridges.client.vector_env import VectorBatch
 from plugrl_bridges.errors import FactoryError
-from plugrl_bridges.ledger.place import placing
+from plugrl_bridges.place import placing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

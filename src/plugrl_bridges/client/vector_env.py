@@ -18,10 +18,10 @@ from plugrl_bridges.client.batch import EnvBatch
 from plugrl_bridges.client.columns import columns_for_wire, merged_columns
 from plugrl_bridges.client.envs import traits_of
 from plugrl_bridges.client.verified import ledger_in
+from plugrl_bridges.digest.digest import StepDigests
 from plugrl_bridges.errors import FactoryError
-from plugrl_bridges.ledger.digest import StepDigests
-from plugrl_bridges.ledger.traits import HAS_MODES, Autoreset, autoreset_of, env_name
 from plugrl_bridges.spaces import ObservationLayout
+from plugrl_bridges.traits import HAS_MODES, Autoreset, autoreset_of, env_name
 
 if TYPE_CHECKING:
     from plugrl_bridges.spaces import Leaf

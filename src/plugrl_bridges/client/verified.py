@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from plugrl_bridges.digest.shared import SharedDigests
 from plugrl_bridges.ledger.env import LedgerEnv
-from plugrl_bridges.ledger.shared import SharedDigests
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,8 +18,8 @@ import numpy as np
 
 from plugrl_bridges.conformance.client_checks import STEP_DIGEST
 from plugrl_bridges.conformance.digest_rows import DigestRow, DigestSpaces
+from plugrl_bridges.digest.digest import MULTIPLIER
 from plugrl_bridges.errors import RemoteProtocolError, SpaceError
-from plugrl_bridges.ledger.digest import MULTIPLIER
 from plugrl_bridges.wire.observation import parse_observation
 
 if TYPE_CHECKING:

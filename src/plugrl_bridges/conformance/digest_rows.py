@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from plugrl_bridges.digest.digest import RESET, TERMINATED, TRUNCATED, EnvDigest
+from plugrl_bridges.digest.locating import locate
 from plugrl_bridges.errors import RemoteProtocolError
-from plugrl_bridges.ledger.digest import RESET, TERMINATED, TRUNCATED, EnvDigest
-from plugrl_bridges.ledger.locating import locate
 from plugrl_bridges.spaces import ActionLayout, ObservationLayout, space_from_wire
 
 if TYPE_CHECKING:

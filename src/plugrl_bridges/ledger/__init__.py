@@ -15,41 +15,31 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plugrl_bridges.ledger.comparing import compare
-    from plugrl_bridges.ledger.digest import EnvDigest, StepDigests
     from plugrl_bridges.ledger.env import LedgerEnv
     from plugrl_bridges.ledger.outcome import Comparison, Difference
     from plugrl_bridges.ledger.reader import LedgerReader, RecordedEpisode
-    from plugrl_bridges.ledger.shared import DigestRow, SharedDigests
     from plugrl_bridges.ledger.vec_env import LedgerVecEnv
     from plugrl_bridges.ledger.vector_env import LedgerVectorEnv
 
 __all__ = [
     "Comparison",
     "Difference",
-    "DigestRow",
-    "EnvDigest",
     "LedgerEnv",
     "LedgerReader",
     "LedgerVecEnv",
     "LedgerVectorEnv",
     "RecordedEpisode",
-    "SharedDigests",
-    "StepDigests",
     "compare",
 ]
 
 _HOMES = {
     "Comparison": "outcome",
     "Difference": "outcome",
-    "DigestRow": "shared",
-    "EnvDigest": "digest",
     "LedgerEnv": "env",
     "LedgerReader": "reader",
     "LedgerVecEnv": "vec_env",
     "LedgerVectorEnv": "vector_env",
     "RecordedEpisode": "reader",
-    "SharedDigests": "shared",
-    "StepDigests": "digest",
     "compare": "comparing",
 }
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from plugrl_bridges.digest.digest import sum_of_words, words_of
 from plugrl_bridges.errors import LedgerError, SpaceError
-from plugrl_bridges.ledger.digest import sum_of_words, words_of
 from plugrl_bridges.spaces import ObservationLayout
 from plugrl_bridges.wire.arrays import MAX_NDIM, MAX_TEXT_LENGTH
 

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias
 import gymnasium
 import numpy as np
 
+from plugrl_bridges.digest.digest import EnvDigest
 from plugrl_bridges.errors import LedgerError
 from plugrl_bridges.ledger.columns import Columns
-from plugrl_bridges.ledger.digest import EnvDigest
 from plugrl_bridges.ledger.format import FRAME, GUARD, HEAD, Dialect, Kind, Side
-from plugrl_bridges.ledger.place import place_of_new_envs
-from plugrl_bridges.ledger.traits import env_name
 from plugrl_bridges.ledger.wrapping import expect_env, number_of
 from plugrl_bridges.ledger.writer import Subject, shared
+from plugrl_bridges.place import place_of_new_envs
+from plugrl_bridges.traits import env_name
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
 
+    from plugrl_bridges.digest.shared import DigestRow
     from plugrl_bridges.ledger.columns import Column
-    from plugrl_bridges.ledger.shared import DigestRow
     from plugrl_bridges.ledger.writer import LedgerWriter
 
 __all__ = ["LedgerEnv"]

@@ -10,9 +10,9 @@ import numpy as np
 
 from plugrl_bridges.ledger.format import Dialect, Flag
 from plugrl_bridges.ledger.recorder import Recorder, recorded
-from plugrl_bridges.ledger.traits import Autoreset, autoreset_of, env_name
 from plugrl_bridges.ledger.wrapping import expect_env
 from plugrl_bridges.ledger.writer import check_trainer_path
+from plugrl_bridges.traits import Autoreset, autoreset_of, env_name
 
 if TYPE_CHECKING:
     import os

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from plugrl_bridges.digest.digest import RESET, TRUNCATED, StepDigests
+from plugrl_bridges.digest.locating import locate
 from plugrl_bridges.errors import LedgerMismatch, SpaceError
-from plugrl_bridges.ledger.digest import RESET, TRUNCATED, StepDigests
-from plugrl_bridges.ledger.locating import locate
 from plugrl_bridges.server import report
 from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.spaces import ObservationLayout
@@ -22,7 +22,7 @@ from plugrl_bridges.spaces import ObservationLayout
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from plugrl_bridges.ledger.locating import Located
+    from plugrl_bridges.digest.locating import Located
     from plugrl_bridges.server.announced import Announced
     from plugrl_bridges.server.options import BridgeOptions
     from plugrl_bridges.server.result import StepResult

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plugrl_bridges.ledger.digest import EnvDigest
-from plugrl_bridges.ledger.locating import Located, locate
+from plugrl_bridges.digest.digest import EnvDigest
+from plugrl_bridges.digest.locating import Located, locate
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plugrl_bridges.ledger import LedgerEnv, SharedDigests
-from plugrl_bridges.ledger.digest import EnvDigest, StepDigests, keys, sum_of_words, words_of
+from plugrl_bridges.digest.digest import EnvDigest, StepDigests, keys, sum_of_words, words_of
+from plugrl_bridges.digest.shared import SharedDigests
+from plugrl_bridges.ledger import LedgerEnv
 from tests.ledger.envs import CountingEnv
 from tests.vectors.digest_cases import CASES, Case, Happening, Part, chained, events_of, key, words_of_event
 from tests.vectors.generate import HERE

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plugrl_bridges.ledger.digest import digested_dtype, first_words, keys, words_of
+from plugrl_bridges.digest.digest import digested_dtype, first_words, keys, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from plugrl_bridges.ledger.digest import Entry
+    from plugrl_bridges.digest.digest import Entry
     from plugrl_bridges.wire.arrays import Array
 
 __all__ = ["Located", "locate"]

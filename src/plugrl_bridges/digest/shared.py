@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plugrl_bridges.ledger.digest import TERMINATED, TRUNCATED, StepDigests
+from plugrl_bridges.digest.digest import TERMINATED, TRUNCATED, StepDigests
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from plugrl_bridges.ledger.digest import Entry
+    from plugrl_bridges.digest.digest import Entry
     from plugrl_bridges.wire.arrays import Array
 
 __all__ = ["DigestRow", "SharedDigests"]
