@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -200,14 +199,3 @@ def test_a_bad_dialect_is_refused_and_the_port_is_free_again(make_vector: MakeVe
 def test_a_bad_mode_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^autoreset_mode must be one of"):
         make_envs(port=0, autoreset_mode="never")
-
-
-def test_every_option_is_by_keyword_documented_and_that_of_the_vector_env() -> None:
-    parameters = inspect.signature(make_envs).parameters
-    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters.values())
-    doc = inspect.getdoc(make_envs) or ""
-    assert [name for name in parameters if f"\n    {name}: " not in doc] == []
-    others = inspect.signature(PlugRLVectorEnv).parameters
-    assert set(parameters) - set(others) == {"info_dialect"}
-    assert set(others) - set(parameters) == {"action_horizon"}
-    assert all(parameters[name].default == others[name].default for name in set(parameters) & set(others))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import ssl
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as check_env_of_sb3
 
 from plugrl_bridges.errors import ConnectTimeout, EnvPoisoned
-from plugrl_bridges.gym import PlugRLVectorEnv, RemoteEnv
+from plugrl_bridges.gym import RemoteEnv
 from tests.support import STOP, ClientThread, CountingEnv, Puppet
 
 if TYPE_CHECKING:
@@ -86,16 +85,6 @@ def test_options_that_cannot_be_copied_are_taken() -> None:
     assert envs.url.startswith("wss://")
     env.close()
     envs.close()
-
-
-def test_every_option_is_by_keyword_documented_and_that_of_the_vector_env() -> None:
-    parameters = inspect.signature(RemoteEnv).parameters
-    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters.values())
-    doc = inspect.getdoc(RemoteEnv) or ""
-    assert [name for name in parameters if f"\n    {name}: " not in doc] == []
-    others = inspect.signature(PlugRLVectorEnv).parameters
-    assert set(others) - set(parameters) == {"num_envs", "action_horizon", "autoreset_mode"}
-    assert all(parameter.default == others[name].default for name, parameter in parameters.items())
 
 
 # The checkers -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import inspect
 import pickle
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from gymnasium.wrappers import vector as wrappers
 import plugrl_bridges
 from plugrl_bridges.errors import ConnectTimeout, EnvPoisoned, StepTimeout
 from plugrl_bridges.gym import AutoresetMode, PlugRLVectorEnv
-from plugrl_bridges.sb3 import PlugRemoteVecEnv
 from tests.adapters.equality import assert_same
 from tests.remote_vector import MODES, SPACES, act
 from tests.support import ACTIONS, OBSERVATIONS, STOP, ClientThread, CountingEnv, DictEnv, Puppet, wait_until
@@ -97,16 +95,6 @@ def test_gymnasium_makes_one(make_vector: MakeVector) -> None:
 
 def test_the_root_has_it_too() -> None:
     assert plugrl_bridges.PlugRLVectorEnv is PlugRLVectorEnv
-
-
-def test_every_option_is_by_keyword_documented_and_that_of_the_other_adapters() -> None:
-    parameters = inspect.signature(PlugRLVectorEnv).parameters
-    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters.values())
-    doc = inspect.getdoc(PlugRLVectorEnv) or ""
-    assert [name for name in parameters if f"\n    {name}: " not in doc] == []
-    others = inspect.signature(PlugRemoteVecEnv).parameters
-    assert list(parameters) == [*others, "autoreset_mode"]
-    assert all(parameters[name].default == others[name].default for name in others)
 
 
 @pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])

@@ -84,9 +84,9 @@ def test_a_wrong_wrapper_names_the_right_one(tmp_path: Path, wrapper: Any, env: 
 
 @pytest.mark.parametrize("name", ["env_index", "rank"])
 def test_a_number_must_be_one(tmp_path: Path, name: str) -> None:
-    with pytest.raises(TypeError, match=f"{name} must be an int, got '0' of type str"):
+    with pytest.raises(TypeError, match=f"{name} must be a whole number from 0 to 2147483647, got str '0'"):
         LedgerEnv(CountingEnv(), tmp_path / "a.ledger", **{name: "0"})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=f"{name} must be from 0 to "):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number from 0 to "):
         LedgerEnv(CountingEnv(), tmp_path / "a.ledger", **{name: -1})  # type: ignore[arg-type]
     env = LedgerEnv(CountingEnv(), tmp_path / "a.ledger", **{name: np.int64(3)})  # type: ignore[arg-type]
     env.reset()

@@ -250,7 +250,7 @@ def test_space_that_cannot_be_recorded() -> None:
     env.observation_space = spaces.Sequence(spaces.Discrete(3))
     with pytest.raises(LedgerError, match="cannot record Sequence"):
         LedgerEnv(env, None)
-    with pytest.raises(ValueError, match="rank must be from 0"):
+    with pytest.raises(ValueError, match="rank must be a whole number from 0"):
         LedgerEnv(CountingEnv(), None, rank=-1)
 
 

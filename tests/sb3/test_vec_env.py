@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import inspect
 import pickle
 import warnings
 import weakref
@@ -396,13 +395,6 @@ def test_close_frees_the_port_and_the_env_is_used_up(remote: Remote, make_env: R
     for call in (env.reset, lambda: act(env), env.step_wait):
         with pytest.raises(EnvPoisoned, match="closed"):
             call()
-
-
-def test_every_option_is_by_keyword_and_documented() -> None:
-    parameters = list(inspect.signature(PlugRemoteVecEnv).parameters.values())
-    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters)
-    doc = inspect.getdoc(PlugRemoteVecEnv) or ""
-    assert [p.name for p in parameters if f"\n    {p.name}: " not in doc] == []
 
 
 def test_a_bad_argument_is_named_and_nothing_is_left_open() -> None:

@@ -12,24 +12,30 @@ from plugrl_bridges.server.options import BridgeOptions
 if TYPE_CHECKING:
     from pathlib import Path
 
-WHOLE = [0, -1, 1.5, "3", True, float("nan"), None]
-SECONDS = [0, -1, float("nan"), float("inf"), "3", True]
+WRONG_WHOLE = [1.5, "3", True, np.True_, np.array([1, 2]), float("nan")]
+SECONDS = [0, -1, float("nan"), float("inf"), np.float32(0)]
+WRONG_SECONDS = ["3", True, np.True_]
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("num_envs", value) for value in WHOLE if value is not None),
-        *(("action_horizon", value) for value in WHOLE),
-        *(("port", value) for value in (-1, 65536, "8000", 1.5, True, None)),
-        *(("max_message_bytes", value) for value in (0, 1023, "big", True)),
-        *(("timeout", value) for value in [*SECONDS, None]),
+        ("num_envs", 0),
+        ("num_envs", -1),
+        ("action_horizon", 0),
+        ("action_horizon", -1),
+        ("port", -1),
+        ("port", 65536),
+        ("max_message_bytes", 0),
+        ("max_message_bytes", 1023),
+        *(("timeout", value) for value in SECONDS),
         *(("connect_timeout", value) for value in SECONDS),
         *(("ping_interval", value) for value in SECONDS),
         *(("ping_timeout", value) for value in SECONDS),
         ("on_client_loss", "ignore"),
         ("on_client_loss", None),
         ("api_key", ""),
+        ("api_key", "one\ntwo"),
         ("episode_log", "/no/such/folder/episodes.csv"),
         ("episode_log", "/"),
     ],
@@ -42,6 +48,14 @@ def test_a_value_out_of_range_is_a_value_error_that_names_the_argument(name: str
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        *(("num_envs", value) for value in WRONG_WHOLE),
+        *(("action_horizon", value) for value in [*WRONG_WHOLE, None]),
+        *(("port", value) for value in [*WRONG_WHOLE, None]),
+        *(("max_message_bytes", value) for value in [*WRONG_WHOLE, None]),
+        *(("timeout", value) for value in [*WRONG_SECONDS, None]),
+        *(("connect_timeout", value) for value in WRONG_SECONDS),
+        *(("ping_interval", value) for value in WRONG_SECONDS),
+        *(("ping_timeout", value) for value in WRONG_SECONDS),
         ("observation_space", (3,)),
         ("action_space", "Box"),
         ("image_key", 3),

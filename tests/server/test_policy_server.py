@@ -354,7 +354,7 @@ def test_progress_is_told(serve: Callable[..., Running]) -> None:
     ("options", "error", "match"),
     [
         ({"episodes": 0}, ValueError, "episodes"),
-        ({"steps": 1.5}, ValueError, "steps"),
+        ({"steps": 1.5}, TypeError, "steps"),
         ({"num_envs": 0}, ValueError, "num_envs"),
         ({"policy": 3}, TypeError, "policy"),
     ],

@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from plugrl_bridges import __version__
+from plugrl_bridges.arguments import seconds, seconds_or_none, whole_or_none
 from plugrl_bridges.client.exchange import METADATA_TIMEOUT_S, TEXT_FRAME_CLAUSE, Exchange
 from plugrl_bridges.client.factory import MakeEnv, build_batch
 from plugrl_bridges.client.keeper import Line, Stopped
@@ -75,8 +76,7 @@ class EnvClient:
         progress: Called in `run`'s thread about once a second; must be quick.
 
     Raises:
-        ValueError: naming the argument that is unusable.
-        TypeError: make_env is not callable.
+        ValueError: naming the argument that is unusable (`TypeError` for a wrong type).
     """
 
     def __init__(  # noqa: PLR0913 - options, keyword-only
@@ -103,31 +103,22 @@ class EnvClient:
         if not callable(make_env):
             raise TypeError(f"make_env must be callable, not a {type(make_env).__name__}")
         check_destination(url, api_key=api_key, ssl=ssl)
-        _check_int("num_envs", num_envs, 1)
-        _check_int("seed", seed, 0)
-        _check_int("rank", rank, 0)
-        _check_int("first_env", first_env, 0)
-        _check_int("group_num_envs", group_num_envs, 1)
-        _check_seconds("connect_timeout", connect_timeout)
-        _check_seconds("ping_interval", ping_interval)
-        _check_seconds("ping_timeout", ping_timeout)
-        _check_seconds("max_backoff", max_backoff, none=False)
         self.url = url
         self._make_env = make_env
-        self._num_envs = num_envs
-        self._seed = seed
-        self._rank = rank
-        self._first_env = first_env
-        self._group_num_envs = group_num_envs
+        self._num_envs = whole_or_none("num_envs", num_envs, 1)
+        self._seed = whole_or_none("seed", seed, 0)
+        self._rank = whole_or_none("rank", rank, 0)
+        self._first_env = whole_or_none("first_env", first_env, 0)
+        self._group_num_envs = whole_or_none("group_num_envs", group_num_envs, 1)
         self._api_key = api_key
         self._ssl = ssl
         self._reuse = reuse
         self._send_info = send_info
         self._verify = verify
-        self._connect_timeout = connect_timeout
-        self._ping_interval = ping_interval
-        self._ping_timeout = ping_timeout
-        self._max_backoff = max_backoff
+        self._connect_timeout = seconds_or_none("connect_timeout", connect_timeout)
+        self._ping_interval = seconds_or_none("ping_interval", ping_interval)
+        self._ping_timeout = seconds_or_none("ping_timeout", ping_timeout)
+        self._max_backoff = seconds("max_backoff", max_backoff)
         self._progress = progress
         self._stop = False
         self._reconnects = 0
@@ -356,15 +347,3 @@ class EnvClient:
         rate = (self._book.steps - self._reported_steps) / since_s
         self._reported_at, self._reported_steps = now, self._book.steps
         self._progress(self._book.progress(state, rate))
-
-
-def _check_int(name: str, value: object, least: int) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-        raise ValueError(f"{name} must be None or an int of at least {least}, not {value!r}")
-
-
-def _check_seconds(name: str, value: object, *, none: bool = True) -> None:
-    if value is None and none:
-        return
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be a positive number of seconds{' or None' if none else ''}, not {value!r}")

@@ -13,16 +13,11 @@ import numpy as np
 from plugrl_bridges.server.adapter import Adapter
 from plugrl_bridges.server.attributes import no_call
 from plugrl_bridges.server.autoreset import AutoresetMode
-from plugrl_bridges.server.options import BridgeOptions
+from plugrl_bridges.server.options import BridgeOptions, TrainerOptions, takes
 
 if TYPE_CHECKING:
-    import os
-    import ssl as ssl_module
-    from collections.abc import Sequence
+    from typing_extensions import Unpack
 
-    from gymnasium import spaces
-
-    from plugrl_bridges.server.options import OnClientLoss, Verify
     from plugrl_bridges.server.result import StepResult
 
 __all__ = ["RemoteEnv"]
@@ -30,6 +25,7 @@ __all__ = ["RemoteEnv"]
 _NEEDS_CLIENTS = frozenset({"observation_space", "action_space"})
 
 
+@takes(TrainerOptions)
 class RemoteEnv(Adapter, gymnasium.Env[Any, Any]):
     """Present one environment that runs in an env client as a Gymnasium ``Env``.
 
@@ -39,25 +35,7 @@ class RemoteEnv(Adapter, gymnasium.Env[Any, Any]):
     `reset` again, and `close` at the end.
 
     Args:
-        host: Address to listen on; loopback unless told otherwise.
-        port: Port to listen on; 0 takes a free one, which ``port`` tells.
-        observation_space: The env's space; None takes what the client announces, else infers it.
-        action_space: The env's space; None takes what the client announces.
-        image_key: Surface only this image entry of the observations.
-        state_key: Surface only this state entry of the observations.
-        timeout: Seconds a step or reset may take, and the slot may stay vacant when its client was lost.
-        connect_timeout: Seconds to wait for the client; None waits for ever.
-        on_client_loss: ``"truncate"``: a lost client's episode is truncated and a replacement is waited for;
-            ``"raise"``: a `ClientLost` is raised.
-        episode_log: CSV file to write one row per finished episode to.
-        api_key: The client must send it; None admits all.
-        ssl: Server-side context for ``wss``.
-        allowed_origins: Web origins whose pages may connect.
-        ping_interval: Seconds between pings; None sends none.
-        ping_timeout: Seconds a waiting client may leave a ping unanswered; None for ever.
-        max_message_bytes: Larger messages close their connection with 1009.
-        verify: Compare each step with what the env took and gave, by clients with ``--verify``; a difference is a
-            `LedgerMismatch` and a client without an `UnverifiedClientError`, or with ``"warn"`` a warning.
+        **options: Those of `BridgeOptions`.
 
     Raises:
         ValueError: naming the argument that is out of range (`TypeError` for a wrong type).
@@ -66,36 +44,8 @@ class RemoteEnv(Adapter, gymnasium.Env[Any, Any]):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - as Gymnasium's own
 
-    def __init__(  # noqa: PLR0913 - the options of every adapter, keyword-only
-        self,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 8000,
-        observation_space: spaces.Space[Any] | None = None,
-        action_space: spaces.Space[Any] | None = None,
-        image_key: str | None = None,
-        state_key: str | None = None,
-        timeout: float = 60.0,
-        connect_timeout: float | None = 300.0,
-        on_client_loss: OnClientLoss = "truncate",
-        episode_log: str | os.PathLike[str] | None = None,
-        api_key: str | None = None,
-        ssl: ssl_module.SSLContext | None = None,
-        allowed_origins: Sequence[str] = (),
-        ping_interval: float | None = 20.0,
-        ping_timeout: float | None = 20.0,
-        max_message_bytes: int = 1 << 30,
-        verify: Verify = False,
-    ) -> None:
-        self._listen(
-            BridgeOptions(
-                num_envs=1, host=host, port=port, observation_space=observation_space, action_space=action_space,
-                image_key=image_key, state_key=state_key, timeout=timeout, connect_timeout=connect_timeout,
-                on_client_loss=on_client_loss, episode_log=episode_log, api_key=api_key, ssl=ssl,
-                allowed_origins=allowed_origins, ping_interval=ping_interval, ping_timeout=ping_timeout,
-                max_message_bytes=max_message_bytes, verify=verify, autoreset_mode=AutoresetMode.DISABLED,
-            )
-        )  # fmt: skip
+    def __init__(self, **options: Unpack[TrainerOptions]) -> None:
+        self._listen(BridgeOptions(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **options))
 
     def __repr__(self) -> str:
         """Show the address."""

@@ -18,15 +18,12 @@ from plugrl_bridges.gym.infos import InfoDialect, InfoWriter
 from plugrl_bridges.server.adapter import Adapter, handed_over
 from plugrl_bridges.server.attributes import known_attribute, no_call, no_set
 from plugrl_bridges.server.autoreset import AutoresetMode, to_autoreset_mode
-from plugrl_bridges.server.options import BridgeOptions
+from plugrl_bridges.server.options import BridgeOptions, VecEnvOptions, takes
 
 if TYPE_CHECKING:
-    import os
-    import ssl as ssl_module
-
     from gymnasium import spaces
+    from typing_extensions import Unpack
 
-    from plugrl_bridges.server.options import OnClientLoss, Verify
     from plugrl_bridges.server.result import StepResult
     from plugrl_bridges.wire.codec import Array
 
@@ -41,6 +38,7 @@ _NEEDS_CLIENTS = frozenset(
 _RESET_MASK = "reset_mask"
 
 
+@takes(VecEnvOptions)
 class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between Gymnasium's releases
     """Present environments that run in env clients as a Gymnasium ``VectorEnv``.
 
@@ -50,69 +48,18 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
     that the run is over.
 
     Args:
-        num_envs: Slots; None takes the envs of the first client.
-        host: Address to listen on; loopback unless told otherwise.
-        port: Port to listen on; 0 takes a free one, which ``port`` tells.
-        observation_space: One env's space; None takes what the client announces, else infers it.
-        action_space: One env's space; None takes what the client announces.
-        image_key: Surface only this image entry of the observations.
-        state_key: Surface only this state entry of the observations.
-        action_horizon: Actions per env in one exchange; above 1 an action is ``[H, *shape]`` and a reward a sum.
-        timeout: Seconds a step or reset may take, and a lost slot may stay vacant.
-        connect_timeout: Seconds to wait for the first clients; None waits for ever.
-        on_client_loss: ``"truncate"``: a lost client's episodes are truncated and a replacement is waited for;
-            ``"raise"``: a `ClientLost` is raised.
-        episode_log: CSV file to write one row per finished episode to.
-        api_key: Clients must send it; None admits all.
-        ssl: Server-side context for ``wss``.
-        allowed_origins: Web origins whose pages may connect.
-        ping_interval: Seconds between pings; None sends none.
-        ping_timeout: Seconds a waiting client may leave a ping unanswered; None for ever.
-        max_message_bytes: Larger messages close their connection with 1009.
-        verify: Compare each step with what the env took and gave, by clients with ``--verify``; a difference is a
-            `LedgerMismatch` and a client without an `UnverifiedClientError`, or with ``"warn"`` a warning.
         autoreset_mode: Gymnasium's enum, or its name: ``SAME_STEP``; ``NEXT_STEP``, for clients of one env each;
             ``DISABLED``, where the trainer resets with ``options={"reset_mask": …}``.
+        **options: Those of `BridgeOptions`.
 
     Raises:
         ValueError: naming the argument that is out of range (`TypeError` for a wrong type).
         OSError: if the port cannot be had; the text names it and the option.
     """
 
-    def __init__(  # noqa: PLR0913 - the options of every adapter, keyword-only
-        self,
-        *,
-        num_envs: int | None = None,
-        host: str = "127.0.0.1",
-        port: int = 8000,
-        observation_space: Space | None = None,
-        action_space: Space | None = None,
-        image_key: str | None = None,
-        state_key: str | None = None,
-        action_horizon: int = 1,
-        timeout: float = 60.0,
-        connect_timeout: float | None = 300.0,
-        on_client_loss: OnClientLoss = "truncate",
-        episode_log: str | os.PathLike[str] | None = None,
-        api_key: str | None = None,
-        ssl: ssl_module.SSLContext | None = None,
-        allowed_origins: Sequence[str] = (),
-        ping_interval: float | None = 20.0,
-        ping_timeout: float | None = 20.0,
-        max_message_bytes: int = 1 << 30,
-        verify: Verify = False,
-        autoreset_mode: object = AutoresetMode.SAME_STEP,
-    ) -> None:
+    def __init__(self, *, autoreset_mode: object = AutoresetMode.SAME_STEP, **options: Unpack[VecEnvOptions]) -> None:
         mode = to_autoreset_mode(autoreset_mode)
-        self._listen(
-            BridgeOptions(
-                num_envs=num_envs, host=host, port=port, observation_space=observation_space, action_space=action_space,
-                image_key=image_key, state_key=state_key, action_horizon=action_horizon, timeout=timeout,
-                connect_timeout=connect_timeout, on_client_loss=on_client_loss, episode_log=episode_log,
-                api_key=api_key, ssl=ssl, allowed_origins=allowed_origins, ping_interval=ping_interval,
-                ping_timeout=ping_timeout, max_message_bytes=max_message_bytes, verify=verify, autoreset_mode=mode,
-            )
-        )  # fmt: skip
+        self._listen(BridgeOptions(autoreset_mode=mode, **options))
         self._connected = False
         self._spec: Any = None
         self._infos: InfoWriter

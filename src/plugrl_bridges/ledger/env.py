@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias
 import gymnasium
 import numpy as np
 
+from plugrl_bridges.arguments import whole
 from plugrl_bridges.digest.digest import EnvDigest
 from plugrl_bridges.errors import LedgerError
 from plugrl_bridges.ledger.columns import Columns
 from plugrl_bridges.ledger.format import FRAME, GUARD, HEAD, Dialect, Kind, Side
-from plugrl_bridges.ledger.wrapping import expect_env, number_of
+from plugrl_bridges.ledger.wrapping import expect_env
 from plugrl_bridges.ledger.writer import Subject, shared
 from plugrl_bridges.place import place_of_new_envs
 from plugrl_bridges.traits import env_name
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LedgerEnv"]
 
+_LARGEST = (1 << 31) - 1  # of an env or a rank, as the file holds it
 _END = struct.Struct("<dB")
 
 Env: TypeAlias = "gymnasium.Env[Any, Any]"
@@ -80,8 +82,8 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         expect_env(env, "LedgerEnv")
         super().__init__(env)
         own_rank, own_index = place_of_new_envs()
-        rank = own_rank if rank is None else number_of("rank", rank)
-        env_index = own_index if env_index is None else number_of("env_index", env_index)
+        rank = own_rank if rank is None else whole("rank", rank, 0, _LARGEST)
+        env_index = own_index if env_index is None else whole("env_index", env_index, 0, _LARGEST)
         owner = f"env {env_index} of rank {rank}"
         self._observation = Columns.of(env.observation_space, "obs", full=full, owner=owner)
         self._action = Columns.of(env.action_space, "action", full=full, owner=owner)

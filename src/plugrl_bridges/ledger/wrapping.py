@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 
 import gymnasium
 
-__all__ = ["expect_env", "number_of"]
+__all__ = ["expect_env"]
 
 _ENV, _VECTOR_ENV, _VEC_ENV = "a Gymnasium env", "a Gymnasium vector env", "a Stable-Baselines3 VecEnv"
 _TAKES = {"LedgerEnv": _ENV, "LedgerVectorEnv": _VECTOR_ENV, "LedgerVecEnv": _VEC_ENV}
@@ -48,23 +47,3 @@ def _kind(env: object) -> str | None:
     if isinstance(env, gymnasium.vector.VectorEnv):  # before Gymnasium 1.0 it is an Env as well
         return _VECTOR_ENV
     return _ENV if isinstance(env, gymnasium.Env) else None
-
-
-def number_of(name: str, value: object) -> int:
-    """Give a number of an env or of a rank.
-
-    Args:
-        name: Of the argument.
-        value: What was given.
-
-    Raises:
-        TypeError: if it is no integer.
-        ValueError: if it is negative, or too large for the file.
-    """
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]  # what has no index is refused
-    except TypeError:
-        raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}") from None
-    if not 0 <= number < 1 << 31:
-        raise ValueError(f"{name} must be from 0 to 2**31 - 1, got {number}")
-    return number

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from omegaconf import OmegaConf
 
-from plugrl_bridges.server.options import BridgeOptions, whole
+from plugrl_bridges.arguments import whole, whole_or_none
+from plugrl_bridges.server.options import BridgeOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,7 +123,7 @@ class EnvOptions:
         _check_whole_config(config)
         chunk_mode = config.get("chunk_mode", "stepwise")
         port = config.get("port", 8000)
-        whole("port", port, 0, None)
+        whole("port", port, 0)
         log = config.get("episode_log")
         bridge = BridgeOptions(
             num_envs=num_envs,
@@ -136,11 +137,9 @@ class EnvOptions:
             episode_log=None if log is None else _own_log(log, index, instances),
         )
         seed = config.get("seed")
-        if seed is not None:
-            whole("seed", seed, 0, None)
+        whole_or_none("seed", seed, 0)
         limit = config.get("max_episode_steps")
-        if limit is not None:
-            whole("max_episode_steps", limit, 1, None)
+        whole_or_none("max_episode_steps", limit, 1)
         ignoring = bool(config.get("ignore_terminations", False))
         if ignoring and limit is None:
             raise ValueError("ignore_terminations needs max_episode_steps: nothing else would end an episode")
@@ -150,7 +149,7 @@ class EnvOptions:
                 "ignore_terminations and chunk_mode remote: an exchange cannot end in the middle"
             )
         group_size = config.get("group_size", 1)
-        whole("group_size", group_size, 1, None)
+        whole("group_size", group_size, 1)
         if num_envs % group_size:
             raise ValueError(f"group_size {group_size} does not divide the {num_envs} envs of an instance")
         return EnvOptions(
@@ -232,7 +231,7 @@ def _horizon(config: DictConfig, mode: ChunkMode) -> int:
             raise ValueError("chunk_mode remote needs action_horizon, the actions of a chunk")
     if horizon is None:
         return 1
-    whole("action_horizon", horizon, 1, None)
+    whole("action_horizon", horizon, 1)
     if mode == "stepwise" and horizon != 1:
         raise ValueError(f"chunk_mode stepwise sends one action at a time: action_horizon must be 1, got {horizon}")
     return int(horizon)

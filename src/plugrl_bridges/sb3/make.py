@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 
+from plugrl_bridges.arguments import whole, whole_or_none
 from plugrl_bridges.sb3.vec_env import PlugRemoteVecEnv
 
 if TYPE_CHECKING:
@@ -70,10 +70,9 @@ def make_vec_env(  # noqa: PLR0917 - the order is that of SB3's own make_vec_env
     for name, value in given.items():
         if value:
             raise ValueError(f"{name} cannot be honoured for remote environments: {_AT_THE_CLIENT[name]}")
-    _check_start_index(start_index)
+    start_index = whole("start_index", start_index, 0)
     made = env is None
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer))):
-        raise TypeError(f"seed must be an int or None, got {type(seed).__name__} {seed!r}")
+    seed = whole_or_none("seed", seed, 0)
     if env is None:
         env = _make(vec_env_cls, n_envs, vec_env_kwargs)
     else:
@@ -90,11 +89,6 @@ def make_vec_env(  # noqa: PLR0917 - the order is that of SB3's own make_vec_env
         if made:  # what the caller made is the caller's to close
             env.close()
         raise
-
-
-def _check_start_index(value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"start_index must be a whole number of at least 0, got {value!r}")
 
 
 def _make(vec_env_cls: object, n_envs: int | None, vec_env_kwargs: Mapping[str, Any] | None) -> PlugRemoteVecEnv:

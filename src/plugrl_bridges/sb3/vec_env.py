@@ -17,13 +17,11 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvObs, Vec
 from plugrl_bridges.errors import SpaceError
 from plugrl_bridges.server.adapter import Adapter, handed_over
 from plugrl_bridges.server.attributes import known_attribute, no_call, no_set
-from plugrl_bridges.server.options import BridgeOptions
+from plugrl_bridges.server.options import BridgeOptions, VecEnvOptions, takes
 
 if TYPE_CHECKING:
-    import os
-    import ssl as ssl_module
+    from typing_extensions import Unpack
 
-    from plugrl_bridges.server.options import OnClientLoss, Verify
     from plugrl_bridges.server.result import StepResult
     from plugrl_bridges.wire.codec import Array
 
@@ -31,7 +29,6 @@ __all__ = ["PlugRLVecEnv", "PlugRemoteVecEnv"]
 
 logger = logging.getLogger(__name__)
 
-Space: TypeAlias = "spaces.Space[Any]"
 Indices: TypeAlias = "int | Iterable[int] | None"
 
 _NEEDS_CLIENTS = frozenset(
@@ -39,6 +36,7 @@ _NEEDS_CLIENTS = frozenset(
 )
 
 
+@takes(VecEnvOptions)
 class PlugRemoteVecEnv(Adapter, VecEnv):
     """Present environments that run in env clients as a Stable-Baselines3 ``VecEnv``.
 
@@ -47,65 +45,15 @@ class PlugRemoteVecEnv(Adapter, VecEnv):
     give it to any SB3 algorithm, and `close` it at the end: clients then hear that the run is over.
 
     Args:
-        num_envs: Slots; None takes the envs of the first client.
-        host: Address to listen on; loopback unless told otherwise.
-        port: Port to listen on; 0 takes a free one, which ``port`` tells.
-        observation_space: One env's space; None takes what the client announces, else infers it.
-        action_space: One env's space; None takes what the client announces.
-        image_key: Surface only this image entry of the observations.
-        state_key: Surface only this state entry of the observations.
-        action_horizon: Actions per env in one exchange; above 1 an action is ``[H, *shape]`` and a reward a sum.
-        timeout: Seconds a step or reset may take, and a lost slot may stay vacant.
-        connect_timeout: Seconds to wait for the first clients; None waits for ever.
-        on_client_loss: ``"truncate"``: a lost client's episodes are truncated and a replacement is waited for;
-            ``"raise"``: a `ClientLost` is raised.
-        episode_log: CSV file to write one row per finished episode to.
-        api_key: Clients must send it; None admits all.
-        ssl: Server-side context for ``wss``.
-        allowed_origins: Web origins whose pages may connect.
-        ping_interval: Seconds between pings; None sends none.
-        ping_timeout: Seconds a waiting client may leave a ping unanswered; None for ever.
-        max_message_bytes: Larger messages close their connection with 1009.
-        verify: Compare each step with what the env took and gave, by clients with ``--verify``; a difference is a
-            `LedgerMismatch` and a client without an `UnverifiedClientError`, or with ``"warn"`` a warning.
+        **options: Those of `BridgeOptions`.
 
     Raises:
         ValueError: naming the argument that is out of range (`TypeError` for a wrong type).
         OSError: if the port cannot be had; the text names it and the option.
     """
 
-    def __init__(  # noqa: PLR0913 - the options of every adapter, keyword-only
-        self,
-        *,
-        num_envs: int | None = None,
-        host: str = "127.0.0.1",
-        port: int = 8000,
-        observation_space: Space | None = None,
-        action_space: Space | None = None,
-        image_key: str | None = None,
-        state_key: str | None = None,
-        action_horizon: int = 1,
-        timeout: float = 60.0,
-        connect_timeout: float | None = 300.0,
-        on_client_loss: OnClientLoss = "truncate",
-        episode_log: str | os.PathLike[str] | None = None,
-        api_key: str | None = None,
-        ssl: ssl_module.SSLContext | None = None,
-        allowed_origins: Sequence[str] = (),
-        ping_interval: float | None = 20.0,
-        ping_timeout: float | None = 20.0,
-        max_message_bytes: int = 1 << 30,
-        verify: Verify = False,
-    ) -> None:
-        self._listen(
-            BridgeOptions(
-                num_envs=num_envs, host=host, port=port, observation_space=observation_space, action_space=action_space,
-                image_key=image_key, state_key=state_key, action_horizon=action_horizon, timeout=timeout,
-                connect_timeout=connect_timeout, on_client_loss=on_client_loss, episode_log=episode_log,
-                api_key=api_key, ssl=ssl, allowed_origins=allowed_origins, ping_interval=ping_interval,
-                ping_timeout=ping_timeout, max_message_bytes=max_message_bytes, verify=verify,
-            )
-        )  # fmt: skip
+    def __init__(self, **options: Unpack[VecEnvOptions]) -> None:
+        self._listen(BridgeOptions(**options))
         self._connected = False
 
     # Before and after the clients ---------------------------------------------------------------------------------

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from gymnasium.error import ResetNeeded
 
+from plugrl_bridges.arguments import seconds
 from plugrl_bridges.errors import ClientLost, EncodeError, EnvPoisoned, LedgerMismatch, RaggedClientError
 from plugrl_bridges.server import report
 from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.server.episodes import EpisodeCounter
 from plugrl_bridges.server.exchange import Exchange
 from plugrl_bridges.server.greeting import greeting
-from plugrl_bridges.server.options import seconds
 from plugrl_bridges.server.roster import known
 from plugrl_bridges.spaces import ActionLayout, ObservationLayout
 from plugrl_bridges.wire.codec import encode

@@ -1,64 +1,122 @@
-"""Own the options that every adapter takes, their defaults and their checks.
+"""The options of everything that listens: names, types, defaults, meanings and checks, each said here once.
 
-Knows nothing of what the options do. Adapters pass them on to ``server.lockstep``.
+`BridgeOptions` holds one of each. The typed dicts say which of them a signature takes; `takes` makes the signature and
+the documentation of an adapter from them. What the options do is the concern of ``server.lockstep`` and of
+``server.policy_server``.
 """
 
 from __future__ import annotations
 
-import math
+import difflib
+import functools
+import inspect
 import os
+import re
 import ssl as ssl_module
-from dataclasses import dataclass
+import textwrap
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
-import numpy as np
 from gymnasium import spaces
 
+from plugrl_bridges import arguments
 from plugrl_bridges.server.autoreset import AutoresetMode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["BridgeOptions", "OnClientLoss", "Verify", "seconds", "whole"]
+__all__ = [
+    "BridgeOptions",
+    "ListenOptions",
+    "OnClientLoss",
+    "TrainerOptions",
+    "VecEnvOptions",
+    "VectorOptions",
+    "Verify",
+    "takes",
+]
 
 Space: TypeAlias = "spaces.Space[Any]"
 
 OnClientLoss: TypeAlias = Literal["truncate", "raise"]
-"""``"truncate"`` or ``"raise"``; what a step does when an env client goes away."""
+"""What a step does when an env client goes away."""
 
 Verify: TypeAlias = Literal[False, True, "raise", "warn"]
 """Whether steps are compared with what the envs took and gave, and whether a difference is an error or a warning."""
 
+_Taker = TypeVar("_Taker", bound="Callable[..., Any]")
+
 _MAX_PORT = 65535
+
+
+class ListenOptions(TypedDict, total=False):
+    """Options of whatever listens for env clients."""
+
+    host: str
+    port: int
+    observation_space: Space | None
+    action_space: Space | None
+    image_key: str | None
+    state_key: str | None
+    timeout: float
+    connect_timeout: float | None
+    episode_log: str | os.PathLike[str] | None
+    api_key: str | None
+    ssl: ssl_module.SSLContext | None
+    allowed_origins: Sequence[str]
+    ping_interval: float | None
+    ping_timeout: float | None
+    max_message_bytes: int
+
+
+class TrainerOptions(ListenOptions, total=False):
+    """Options of the adapters of trainers."""
+
+    on_client_loss: OnClientLoss
+    verify: Verify
+
+
+class VectorOptions(TrainerOptions, total=False):
+    """Options of the adapters with several slots."""
+
+    num_envs: int | None
+
+
+class VecEnvOptions(VectorOptions, total=False):
+    """Options of the adapters whose exchanges may carry several actions."""
+
+    action_horizon: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class BridgeOptions:
-    """Hold and check the options of a bridge; hand it to ``Lockstep``.
+    """Checked options of a bridge.
 
     Attributes:
-        num_envs: Slots of the vector environment; None takes the envs of the first client.
-        host: Address to listen on.
-        port: Port to listen on; 0 takes a free one.
-        observation_space: One env's space; None takes the one the client announces, else infers it.
-        action_space: One env's space; None takes the one the client announces.
-        image_key: Surface only this image of a client that announces no space.
-        state_key: Surface only this state of a client that announces no space.
-        action_horizon: Actions per env in one exchange.
-        timeout: Seconds a vector step or reset may take, and a lost slot may stay vacant.
+        num_envs: Slots; None takes the envs of the first client.
+        host: Address to listen on; loopback unless told otherwise.
+        port: Port to listen on; 0 takes a free one, which ``port`` of the result tells.
+        observation_space: One env's space; None takes what the client announces, else infers it.
+        action_space: One env's space; None takes what the client announces.
+        image_key: Surface only this image entry of the observations.
+        state_key: Surface only this state entry of the observations.
+        action_horizon: Actions per env in one exchange; above 1 an action is ``[H, *shape]`` and a reward a sum.
+        timeout: Seconds a step or reset may take, and a lost slot may stay vacant.
         connect_timeout: Seconds to wait for the first clients; None waits for ever.
-        on_client_loss: ``"truncate"`` ends the lost slots' episodes and waits for a replacement, ``"raise"`` raises.
-        episode_log: CSV file with one row per finished episode; an existing one is replaced.
+        on_client_loss: ``"truncate"``: a lost client's episodes are truncated and a replacement is waited for;
+            ``"raise"``: a `ClientLost` is raised.
+        episode_log: CSV file to write one row per finished episode to; an existing one is replaced.
         api_key: Clients must send it; None admits all.
-        ssl: Server-side context; None speaks plain ``ws``.
-        allowed_origins: Web origins whose pages may connect; none by default.
-        ping_interval: Seconds between pings to each client; None sends none.
-        ping_timeout: Seconds a client that waits for the trainer may stay silent after a ping; None for ever.
+        ssl: Server-side context for ``wss``; None speaks plain ``ws``.
+        allowed_origins: Web origins whose pages may connect.
+        ping_interval: Seconds between pings; None sends none.
+        ping_timeout: Seconds a waiting client may leave a ping unanswered; None for ever.
         max_message_bytes: Larger messages close their connection with 1009.
         autoreset_mode: When the trainer sees the episode that follows another.
-        verify: Compare each step with what the env took and gave; True or ``"raise"``: a difference is an error;
-            ``"warn"``: a warning.
+        verify: Compare each step with what the env took and gave, by clients with ``--verify``. A difference is a
+            `LedgerMismatch` and a client without ``--verify`` an `UnverifiedClientError`; with ``"warn"`` they are
+            warnings.
 
     Raises:
         ValueError: naming the argument, for a value out of its range.
@@ -88,18 +146,20 @@ class BridgeOptions:
 
     def __post_init__(self) -> None:
         """Check every value once; nothing re-checks later."""
-        if self.num_envs is not None:
-            whole("num_envs", self.num_envs, 1, None)
-        whole("port", self.port, 0, _MAX_PORT)
-        whole("action_horizon", self.action_horizon, 1, None)
-        whole("max_message_bytes", self.max_message_bytes, 1024, None)
-        seconds("timeout", self.timeout)
-        for name in ("connect_timeout", "ping_interval", "ping_timeout"):
-            if getattr(self, name) is not None:
-                seconds(name, getattr(self, name))
+        checked = {
+            "num_envs": arguments.whole_or_none("num_envs", self.num_envs, 1),
+            "port": arguments.whole("port", self.port, 0, _MAX_PORT),
+            "action_horizon": arguments.whole("action_horizon", self.action_horizon, 1),
+            "max_message_bytes": arguments.whole("max_message_bytes", self.max_message_bytes, 1024),
+            "timeout": arguments.seconds("timeout", self.timeout),
+            "connect_timeout": arguments.seconds_or_none("connect_timeout", self.connect_timeout),
+            "ping_interval": arguments.seconds_or_none("ping_interval", self.ping_interval),
+            "ping_timeout": arguments.seconds_or_none("ping_timeout", self.ping_timeout),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        arguments.api_key(self.api_key)
         self._check_types()
-        if self.api_key == "":
-            raise ValueError("api_key must not be empty; None admits every client")
         if self.on_client_loss not in ("truncate", "raise"):
             raise ValueError(f"on_client_loss must be 'truncate' or 'raise', got {self.on_client_loss!r}")
         self._check_episode_log()
@@ -108,27 +168,27 @@ class BridgeOptions:
     def _check_types(self) -> None:
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(self, name), spaces.Space | None):
-                raise _wrong_type(name, "a gymnasium space or None", getattr(self, name))
-        for name in ("image_key", "state_key", "api_key"):
+                raise arguments.wrong_type(name, "a gymnasium space or None", getattr(self, name))
+        for name in ("image_key", "state_key"):
             if not isinstance(getattr(self, name), str | None):
-                raise _wrong_type(name, "a str or None", getattr(self, name))
+                raise arguments.wrong_type(name, "a str or None", getattr(self, name))
         if not self.host or not isinstance(self.host, str):
-            raise _wrong_type("host", "a host name or address", self.host)
+            raise arguments.wrong_type("host", "a host name or address", self.host)
         if not isinstance(self.autoreset_mode, AutoresetMode):
-            raise _wrong_type("autoreset_mode", "an AutoresetMode", self.autoreset_mode)
+            raise arguments.wrong_type("autoreset_mode", "an AutoresetMode", self.autoreset_mode)
         if not isinstance(self.ssl, ssl_module.SSLContext | None):
-            raise _wrong_type("ssl", "an ssl.SSLContext or None", self.ssl)
+            raise arguments.wrong_type("ssl", "an ssl.SSLContext or None", self.ssl)
         # A str is a sequence too, of one-letter origins.
         if not isinstance(self.allowed_origins, (list, tuple)) or not all(
             isinstance(origin, str) for origin in self.allowed_origins
         ):
-            raise _wrong_type("allowed_origins", "a sequence of str", self.allowed_origins)
+            raise arguments.wrong_type("allowed_origins", "a sequence of str", self.allowed_origins)
 
     def _check_episode_log(self) -> None:
         if self.episode_log is None:
             return
         if not isinstance(self.episode_log, str | os.PathLike):
-            raise _wrong_type("episode_log", "a path or None", self.episode_log)
+            raise arguments.wrong_type("episode_log", "a path or None", self.episode_log)
         path = Path(self.episode_log)
         if not path.parent.is_dir():
             raise ValueError(f"episode_log: the folder {str(path.parent)!r} does not exist")
@@ -153,43 +213,70 @@ class BridgeOptions:
                 )
 
 
-def _wrong_type(name: str, expected: str, value: object) -> TypeError:
-    return TypeError(f"{name} must be {expected}, got {type(value).__name__} {value!r}")
+_FIELDS = {each.name: each for each in fields(BridgeOptions)}
+# Each entry of the docstring above as it stands there, whole; none where Python runs without docstrings.
+_MEANINGS = {
+    entry[1]: entry[0]
+    for entry in re.finditer(
+        r"^    (\w+): .*(?:\n     .*)*", inspect.cleandoc(BridgeOptions.__doc__ or ""), re.MULTILINE
+    )
+}
 
 
-def whole(name: str, value: object, least: int, most: int | None) -> None:
-    """Check an argument that is a whole number.
+def takes(options: Any) -> Callable[[_Taker], _Taker]:  # noqa: ANN401 - a TypedDict, for which there is no type
+    """Return a decorator for a class or function whose ``**options`` are those of a typed dict.
 
-    Args:
-        name: Of the argument.
-        value: What was passed.
-        least: Smallest that is allowed.
-        most: Largest that is allowed; None is no bound.
-
-    Raises:
-        ValueError: naming the argument, for anything else.
-    """
-    bounds = f"at least {least}" if most is None else f"from {least} to {most}"
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ValueError(f"{name} must be a whole number {bounds}, got {type(value).__name__} {value!r}")
-    number = value.__index__()
-    if number < least or (most is not None and number > most):
-        raise ValueError(f"{name} must be a whole number {bounds}, got {value!r}")
-
-
-def seconds(name: str, value: object) -> None:
-    """Check an argument that is a number of seconds above 0.
+    Its signature then shows each option with its default, unknown names are refused, and in its docstring the options
+    take the place of the entry ``**options``; those that the docstring describes itself are left to it.
 
     Args:
-        name: Of the argument.
-        value: What was passed.
-
-    Raises:
-        ValueError: naming the argument, for anything else.
+        options: `ListenOptions`, or one of the typed dicts that add to it.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise ValueError(  # noqa: TRY004 - one kind of error for every bad number
-            f"{name} must be a number of seconds above 0, got {type(value).__name__} {value!r}"
+    names = [name for name in _FIELDS if name in options.__optional_keys__]
+
+    def decorate(taker: _Taker) -> _Taker:
+        taken = taker
+        if isinstance(taker, type):
+            taker.__init__ = _refusing_others(taker.__init__, taker.__name__, names)  # type: ignore[misc]
+        else:
+            taken = _refusing_others(taker, taker.__name__, names)
+        taken.__doc__ = _described(taker.__doc__, names)
+        return taken
+
+    return decorate
+
+
+def _refusing_others(function: _Taker, title: str, names: Sequence[str]) -> _Taker:
+    """Return the function with its true signature, refusing what it does not take."""
+    signature = inspect.signature(function)
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    known = [each.name for each in own] + list(names)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the function is called with
+        for name in kwargs:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                advice = f". Did you mean {close[0]!r}?" if close else ""
+                raise TypeError(f"{title}() got an unexpected keyword argument {name!r}{advice}")
+        return function(*args, **kwargs)
+
+    keywords = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=_FIELDS[name].default, annotation=_FIELDS[name].type
         )
-    if not math.isfinite(value) or value <= 0:
-        raise ValueError(f"{name} must be a finite number of seconds above 0, got {value!r}")
+        for name in names
+    ]
+    checked.__signature__ = signature.replace(parameters=own + keywords)  # type: ignore[attr-defined]
+    return checked  # type: ignore[return-value]  # of the same parameters, and with a name less to mistake
+
+
+def _described(docstring: str | None, names: Sequence[str]) -> str | None:
+    """Return the docstring with the meaning of each option."""
+    place = re.search(r"^( *)\*\*options: .*(?:\n\1 +.*)*$", docstring or "", re.MULTILINE)
+    if docstring is None or place is None:  # Python runs without docstrings
+        return docstring
+    indent = place[1]
+    missing = [_MEANINGS[name] for name in names if f"\n{indent}{name}: " not in docstring]
+    lines = textwrap.indent(textwrap.dedent("\n".join(missing)), indent)
+    return docstring[: place.start()] + lines + docstring[place.end() :]

@@ -17,13 +17,14 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from plugrl_bridges.arguments import whole_or_none
 from plugrl_bridges.errors import ConnectTimeout, EnvPoisoned, RemoteProtocolError, SpaceError
 from plugrl_bridges.server import report
 from plugrl_bridges.server.announced import Announced
 from plugrl_bridges.server.greeting import greeting
 from plugrl_bridges.server.held import HeldObservations
 from plugrl_bridges.server.hub import Hub
-from plugrl_bridges.server.options import BridgeOptions, whole
+from plugrl_bridges.server.options import BridgeOptions, ListenOptions, takes
 from plugrl_bridges.server.policy import as_function, to_wire
 from plugrl_bridges.server.surfaced import surfaced_layout, surfaced_space
 from plugrl_bridges.server.tally import ServedClient, ServedEpisode, Tally
@@ -34,11 +35,10 @@ from plugrl_bridges.wire.session import ENV_SPEC, REUSE_FEEDBACK_OBS
 from plugrl_bridges.wire.session import State as Due
 
 if TYPE_CHECKING:
-    import os
-    import ssl as ssl_module
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from gymnasium import spaces
+    from typing_extensions import Unpack
 
     from plugrl_bridges.server.peer import Peer
     from plugrl_bridges.server.policy import Policy, Predicts
@@ -102,6 +102,7 @@ class _Served:
     answered_at: float = 0.0
 
 
+@takes(ListenOptions)
 class PolicyServer:
     """Serve a policy to env clients, each at its own pace.
 
@@ -115,24 +116,16 @@ class PolicyServer:
         episodes: End when so many are finished, spread evenly over the envs; None: no matter how many.
         steps: End after so many env steps; None: no matter how many.
         num_envs: Answer nobody before so many envs are there; None answers whoever comes.
+        action_horizon: Actions per env in one exchange.
         accepts: Tells whether the policy takes a client's observation space; others are refused [7.1].
         on_progress: Called with a `PolicySummary` twice a second, by the thread that is in `run`.
-        host: Address to listen on; loopback unless told otherwise.
-        port: Port to listen on; 0 takes a free one, which ``port`` tells.
         observation_space: One env's space; None takes what each client announces, else infers it.
         action_space: One env's space; None takes what each client announces, else whatever the policy returns.
         image_key: Give the policy only this image entry of the observations.
         state_key: Give the policy only this state entry of the observations.
-        action_horizon: Actions per env in one exchange.
         timeout: Seconds that a client may take from an action to its feedback.
         connect_timeout: Seconds without any client after which to give up; None: never.
-        episode_log: CSV file to write one row per finished episode to.
-        api_key: Clients must send it; None admits all.
-        ssl: Server-side context for ``wss``.
-        allowed_origins: Web origins whose pages may connect.
-        ping_interval: Seconds between pings; None sends none.
-        ping_timeout: Seconds a waiting client may leave a ping unanswered; None for ever.
-        max_message_bytes: Larger messages close their connection with 1009.
+        **options: Those of `BridgeOptions`.
 
     Raises:
         ValueError: naming the argument that is out of range (`TypeError` for a wrong type).
@@ -140,47 +133,25 @@ class PolicyServer:
         OSError: if the port cannot be had; the text names it and the option.
     """
 
-    def __init__(  # noqa: PLR0913 - the options of every server, keyword-only
+    def __init__(
         self,
         policy: Policy | Predicts,
         *,
         episodes: int | None = None,
         steps: int | None = None,
         num_envs: int | None = None,
+        action_horizon: int = 1,
         accepts: Callable[[Space], bool] | None = None,
         on_progress: Callable[[PolicySummary], None] | None = None,
-        host: str = "127.0.0.1",
-        port: int = 8000,
-        observation_space: Space | None = None,
-        action_space: Space | None = None,
-        image_key: str | None = None,
-        state_key: str | None = None,
-        action_horizon: int = 1,
-        timeout: float = 60.0,
-        connect_timeout: float | None = 300.0,
-        episode_log: str | os.PathLike[str] | None = None,
-        api_key: str | None = None,
-        ssl: ssl_module.SSLContext | None = None,
-        allowed_origins: Sequence[str] = (),
-        ping_interval: float | None = 20.0,
-        ping_timeout: float | None = 20.0,
-        max_message_bytes: int = 1 << 30,
+        **options: Unpack[ListenOptions],
     ) -> None:
-        for name, limit in (("episodes", episodes), ("steps", steps)):
-            if limit is not None:
-                whole(name, limit, 1, None)
+        self._episodes = whole_or_none("episodes", episodes, 1)
+        self._steps = whole_or_none("steps", steps, 1)
         self._policy = as_function(policy)
-        self._episodes, self._steps = episodes, steps
         self._accepts, self._on_progress = accepts, on_progress
-        self._options = BridgeOptions(
-            num_envs=num_envs, host=host, port=port, observation_space=observation_space, action_space=action_space,
-            image_key=image_key, state_key=state_key, action_horizon=action_horizon, timeout=timeout,
-            connect_timeout=connect_timeout, episode_log=episode_log, api_key=api_key, ssl=ssl,
-            allowed_origins=allowed_origins, ping_interval=ping_interval, ping_timeout=ping_timeout,
-            max_message_bytes=max_message_bytes,
-        )  # fmt: skip
-        if observation_space is not None:
-            ObservationLayout(observation_space)  # what cannot travel is told here, and not of a client
+        self._options = BridgeOptions(num_envs=num_envs, action_horizon=action_horizon, **options)
+        if self._options.observation_space is not None:
+            ObservationLayout(self._options.observation_space)  # what cannot travel is told here, and not of a client
         self._served: dict[int, _Served] = {}
         self._asking: deque[tuple[_Served, list[Array]]] = deque()
         self._warned: set[str] = set()
@@ -189,9 +160,9 @@ class PolicyServer:
         self._opened = num_envs is None
         self._tally = Tally(action_horizon)
         self._hub = Hub(self._options, greeting(self._options, FEATURES), self)
-        if episode_log is not None:  # only now: a port that is taken must not cost an old log
+        if self._options.episode_log is not None:  # only now: a port that is taken must not cost an old log
             with self._hub.lock:
-                self._tally.write_to(episode_log)
+                self._tally.write_to(self._options.episode_log)
 
     @property
     def port(self) -> int:

@@ -6,7 +6,6 @@ This module must not know what the connection is for, nor try again: that is the
 
 from __future__ import annotations
 
-import math
 import socket
 import ssl as ssl_module
 import time
@@ -16,10 +15,11 @@ from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidStatus, InvalidURI
 from websockets.uri import WebSocketURI, parse_uri
 
+from plugrl_bridges import arguments
 from plugrl_bridges.errors import HandshakeError
 
 from .engine import CORE_LOGGER, State
-from .options import Waiter, check_api_key, check_dead_peer_timeout, check_message_bound, set_options
+from .options import Waiter, check_dead_peer_timeout, set_options
 from .websocket import WebSocket
 
 __all__ = ["check_destination", "connect"]
@@ -58,13 +58,12 @@ def connect(
 
     Raises:
         HandshakeError: The connection did not open; ``status`` is the HTTP status if the server sent one.
-        ValueError: An argument is unusable.
+        ValueError: An argument is unusable (`TypeError` for a wrong type).
     """
     uri = check_destination(url, api_key=api_key, ssl=ssl)
-    check_message_bound(max_message_bytes)
+    arguments.whole("max_message_bytes", max_message_bytes, 1)
     check_dead_peer_timeout(dead_peer_timeout_s)
-    if not (math.isfinite(timeout_s) and timeout_s > 0):
-        raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
+    arguments.seconds("timeout_s", timeout_s)
     deadline = time.monotonic() + timeout_s
     sock = _dial(uri, url, deadline, timeout_s)
     try:
@@ -100,9 +99,9 @@ def check_destination(
         ssl: As for `connect`.
 
     Raises:
-        ValueError: naming the argument that is unusable.
+        ValueError: naming the argument that is unusable (`TypeError` for an API key of a wrong type).
     """
-    check_api_key(api_key)
+    arguments.api_key(api_key)
     try:
         uri = parse_uri(url)
     except (InvalidURI, ValueError, TypeError, AttributeError) as exc:  # the last two: it is no str

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 from websockets.server import ServerProtocol
 
+from plugrl_bridges import arguments
+
 from .engine import CORE_LOGGER
-from .options import check_api_key, check_dead_peer_timeout, check_message_bound, format_address, set_options
+from .options import check_dead_peer_timeout, format_address, set_options
 from .websocket import WebSocket
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class Listener:
 
     Raises:
         OSError: The address cannot be bound; the text says what to do.
-        ValueError: An argument is out of range.
+        ValueError: An argument is out of range (`TypeError` for a wrong type).
     """
 
     def __init__(
@@ -67,10 +69,9 @@ class Listener:
         backlog: int = 128,
         dead_peer_timeout_s: float | None = 60.0,
     ) -> None:
-        if not 0 <= port <= 65535:
-            raise ValueError(f"port must be between 0 and 65535, not {port!r}")
-        check_api_key(api_key)
-        check_message_bound(max_message_bytes)
+        arguments.whole("port", port, 0, 65535)
+        arguments.api_key(api_key)
+        arguments.whole("max_message_bytes", max_message_bytes, 1)
         check_dead_peer_timeout(dead_peer_timeout_s)
         self._api_key = api_key
         self._ssl = ssl

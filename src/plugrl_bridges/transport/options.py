@@ -12,9 +12,7 @@ import socket
 
 __all__ = [
     "Waiter",
-    "check_api_key",
     "check_dead_peer_timeout",
-    "check_message_bound",
     "format_address",
     "set_options",
 ]
@@ -42,32 +40,6 @@ def check_dead_peer_timeout(value_s: float | None) -> None:
     """
     if value_s is not None and not (math.isfinite(value_s) and value_s >= 1):
         raise ValueError(f"dead_peer_timeout_s must be None or at least 1 second, not {value_s!r}")
-
-
-def check_message_bound(value: object) -> None:
-    """Check a ``max_message_bytes``.
-
-    Raises:
-        ValueError: It is not a positive int.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"max_message_bytes must be a positive int, not {value!r}")
-
-
-def check_api_key(value: object) -> None:
-    """Check an ``api_key``; the text of the error does not show it.
-
-    Raises:
-        ValueError: It is neither None nor a str, is empty, or would not survive as an HTTP header.
-    """
-    if value is not None and not (isinstance(value, str) and _fits_a_header(value)):
-        raise ValueError(
-            f"api_key must be printable ASCII text without spaces around it (got a {type(value).__name__})"
-        )
-
-
-def _fits_a_header(text: str) -> bool:
-    return bool(text) and text.isascii() and text.isprintable() and text == text.strip()
 
 
 def set_options(sock: socket.socket, dead_peer_timeout_s: float | None) -> None:
