@@ -48,6 +48,7 @@ test-rlinf: $(RLINF_READY) ## Run the tests that need RLinf, in a virtual enviro
 lint: $(READY) ## Check style and formatting
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/clang-format --dry-run --Werror $(wildcard examples/cpp/*.[ch]pp tests/cpp/*.[ch]pp)
 
 .PHONY: types
 # Twice: strictly, and then for names that the oldest Python lacks (where numpy's arrays are no buffers to mypy).

@@ -26,7 +26,9 @@ struct Arguments {
     std::fprintf(stderr, "%s %s; see docs/cpp-client.md\n", option, why);
     std::exit(2);
 }
-inline void show(bool, const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); }
+inline void show(bool, const std::string& text) {
+    std::fprintf(stderr, "%s\n", text.c_str());
+}
 inline void show_warning(bool warning, const std::string& text) {
     if (warning) show(warning, text);
 }
@@ -55,19 +57,30 @@ inline Arguments parse(int argc, char** argv) {
         } else {
             char* end = nullptr;
             const double number = std::strtod(argv[i], &end);
-            const bool positive = is("--num-envs") || is("--action-dim"), whole = positive || is("--seed") || is("--rank");
+            const bool positive = is("--num-envs") || is("--action-dim");
+            const bool whole = positive || is("--seed") || is("--rank");
             const double most = is("--seed") ? 9e15 : positive ? 1e5 : 1e9;
-            if (end == argv[i] || *end != '\0' || !(number >= positive && number <= most)) fail(name, "is out of range");
+            const bool in_range = number >= positive && number <= most;  // no NaN is
+            if (end == argv[i] || *end != '\0' || !in_range) fail(name, "is out of range");
             if (whole && number != std::floor(number)) fail(name, "is no whole number");
-            if (is("--num-envs")) found.num_envs = static_cast<long>(number);
-            else if (is("--action-dim")) found.action_dim = static_cast<long>(number);
-            else if (is("--seed")) options.seed = static_cast<std::uint64_t>(number);
-            else if (is("--rank")) options.rank = static_cast<std::uint32_t>(number);
-            else if (is("--connect-timeout")) options.connect_timeout = number;
-            else if (is("--ping-interval")) options.ping_interval = number;
-            else if (is("--ping-timeout")) options.ping_timeout = number;
-            else if (is("--send-timeout")) options.send_timeout = number;
-            else fail(name, "is unknown");
+            if (is("--num-envs"))
+                found.num_envs = static_cast<long>(number);
+            else if (is("--action-dim"))
+                found.action_dim = static_cast<long>(number);
+            else if (is("--seed"))
+                options.seed = static_cast<std::uint64_t>(number);
+            else if (is("--rank"))
+                options.rank = static_cast<std::uint32_t>(number);
+            else if (is("--connect-timeout"))
+                options.connect_timeout = number;
+            else if (is("--ping-interval"))
+                options.ping_interval = number;
+            else if (is("--ping-timeout"))
+                options.ping_timeout = number;
+            else if (is("--send-timeout"))
+                options.send_timeout = number;
+            else
+                fail(name, "is unknown");
         }
     }
     return found;
@@ -110,10 +123,12 @@ inline int serve(plugrl::Options options, plugrl::Envs envs) {
         const std::size_t counted = std::min<std::size_t>(10, done.returns.size());
         double total = 0;
         for (std::size_t i = done.returns.size() - counted; i < done.returns.size(); ++i) total += done.returns[i];
-        std::printf("steps=%lld episodes=%lld last_ten_mean=%.17g mean=%.17g reconnects=%lld\n", static_cast<long long>(done.steps),
-                    static_cast<long long>(done.episodes), total / static_cast<double>(std::max<std::size_t>(1, counted)),
-                    done.total_return / static_cast<double>(std::max<std::int64_t>(1, done.episodes)),  // a mean of none is 0
-                    static_cast<long long>(done.reconnects));
+        std::printf(
+            "steps=%lld episodes=%lld last_ten_mean=%.17g mean=%.17g reconnects=%lld\n",
+            static_cast<long long>(done.steps), static_cast<long long>(done.episodes),
+            total / static_cast<double>(std::max<std::size_t>(1, counted)),
+            done.total_return / static_cast<double>(std::max<std::int64_t>(1, done.episodes)),  // a mean of none is 0
+            static_cast<long long>(done.reconnects));
     } catch (const plugrl::UsageError& error) {
         show(true, error.what());
         status = 2;

@@ -3,9 +3,6 @@
 //   g++ -std=c++17 -O2 -ffp-contract=off -o pendulum pendulum.cpp && ./pendulum --num-envs 16 --url ws://127.0.0.1:8000
 //
 // docs/cpp-client.md walks through it.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("Os")  // it waits for sockets: small counts for more than fast, and makes it 87 KB instead of 115
-#endif
 #include <memory>
 #include <utility>
 

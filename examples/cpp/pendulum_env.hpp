@@ -88,13 +88,15 @@ public:
 
     // Begin an episode in this state.
     void begin(double angle, double speed) {
-        angle_ = angle, speed_ = speed;
+        angle_ = angle;
+        speed_ = speed;
         steps_ = 0;
     }
 
     plugrl::Step step(const plugrl::Action& action, plugrl::Observation& next) override {
         const double normal = modulo(angle_ + pi, 2 * pi) - pi;
-        double cost = squared(normal) + 0.1 * squared(speed_), push = 0;
+        double cost = squared(normal) + 0.1 * squared(speed_);
+        double push = 0;
         if (action.is_float32()) {  // NumPy 2 computes with a float32 and a Python number in float32
             const float torque = std::clamp(static_cast<float>(action[0]), -2.0F, 2.0F);
             cost += static_cast<double>(0.001F * squared(torque));
@@ -123,7 +125,8 @@ private:
         if (rest == 0.0) return std::copysign(0.0, divisor);
         return (rest < 0) != (divisor < 0) ? rest + divisor : rest;
     }
-    // NumPy's x**2 of a scalar asks the C library's pow, which is not always x * x; the exponent is kept from the compiler.
+    // NumPy's x**2 of a scalar asks the C library's pow, which is not always x * x; the exponent is kept from the
+    // compiler.
     template <class T>
     static T squared(T x) {
         const volatile T two = 2;
@@ -134,7 +137,8 @@ private:
         return {random(), random(), random(), random()};
     }
     void observe(plugrl::Observation& out) const {
-        out.set(0, {static_cast<float>(std::cos(angle_)), static_cast<float>(std::sin(angle_)), static_cast<float>(speed_)});
+        out.set(0, {static_cast<float>(std::cos(angle_)), static_cast<float>(std::sin(angle_)),
+                    static_cast<float>(speed_)});
     }
 
     double angle_ = 0, speed_ = 0;

@@ -3,9 +3,6 @@
 //   g++ -std=c++17 -O2 -o probe probe.cpp && ./probe --num-envs 3 --url ws://127.0.0.1:8000
 //
 // docs/conformance.md is about the checker, plugrl-conformance --probe.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("Os")  // it waits for sockets: small counts for more than fast, and makes it 87 KB instead of 115
-#endif
 #include <limits>
 #include <memory>
 #include <utility>
@@ -23,8 +20,10 @@ public:
         const double infinity = std::numeric_limits<double>::infinity();
         const auto width = static_cast<std::int64_t>(action_.size());
         plugrl::Spec spec;
-        spec.observation = {{"t", plugrl::box<double>({1}, 0.0, infinity)}, {"a", plugrl::box<double>({width}, -infinity, infinity)}};
-        spec.action = plugrl::box<float>({width}, -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::infinity());
+        spec.observation = {{"t", plugrl::box<double>({1}, 0.0, infinity)},
+                            {"a", plugrl::box<double>({width}, -infinity, infinity)}};
+        spec.action = plugrl::box<float>({width}, -std::numeric_limits<float>::infinity(),
+                                         std::numeric_limits<float>::infinity());
         spec.env_id = "Probe";
         return spec;
     }

@@ -40,13 +40,16 @@ int main() {
             pendulum.reset(a, observation);
         } else if (command == "step32") {
             const auto narrow = static_cast<std::uint32_t>(a);
-            done = pendulum.step(plugrl::Action{reinterpret_cast<const char*>(&narrow), plugrl::Dtype::of<float>(), 1}, observation);
+            done = pendulum.step(plugrl::Action{reinterpret_cast<const char*>(&narrow), plugrl::Dtype::of<float>(), 1},
+                                 observation);
         } else {
-            done = pendulum.step(plugrl::Action{reinterpret_cast<const char*>(&a), plugrl::Dtype::of<double>(), 1}, observation);
+            done = pendulum.step(plugrl::Action{reinterpret_cast<const char*>(&a), plugrl::Dtype::of<double>(), 1},
+                                 observation);
         }
         const float* seen = observation.at<float>(0);
         std::printf("%08" PRIx32 " %08" PRIx32 " %08" PRIx32 " %016" PRIx64 " %d\n", bits_as<std::uint32_t>(seen[0]),
-                    bits_as<std::uint32_t>(seen[1]), bits_as<std::uint32_t>(seen[2]), bits_as<std::uint64_t>(done.reward), done.truncated);
+                    bits_as<std::uint32_t>(seen[1]), bits_as<std::uint32_t>(seen[2]),
+                    bits_as<std::uint64_t>(done.reward), done.truncated);
     }
     return 0;
 }

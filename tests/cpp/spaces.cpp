@@ -33,7 +33,8 @@ public:
         return spec;
     }
     void reset(const plugrl::Seed&, plugrl::Observation& first) override {
-        ++episode_, t_ = 0;
+        ++episode_;
+        t_ = 0;
         observe(first);
     }
     plugrl::Step step(const plugrl::Action& action, plugrl::Observation& next) override {
@@ -41,7 +42,8 @@ public:
         done.reward = -0.0;  // what it is at times stays so on its way
         for (std::size_t i = 0; i < action.size && t_ % 2 == 0; ++i) done.reward += action[i] / 3.0;
         const bool ends = ++t_ == length_;
-        done.terminated = ends && episode_ % 3 != 1, done.truncated = ends && episode_ % 3 != 0;
+        done.terminated = ends && episode_ % 3 != 1;
+        done.truncated = ends && episode_ % 3 != 0;
         observe(next);
         return done;
     }

@@ -1,4 +1,4 @@
-"""What the header promises of itself: it builds without a warning, is short, and makes a small program."""
+"""What the header promises of itself: it builds without a warning, its parts can be found, and programs are small."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "cpp"
 HEADER = EXAMPLES / "plugrl_client.hpp"
 STRICT = ("-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror")
-LINES_AT_MOST = 1200
-BYTES_AT_MOST = 90 * 1024
+KB_AT_MOST = {"-Os": 90, "-O2": 130}
 
 
 @pytest.mark.timeout(400)
@@ -32,10 +31,8 @@ def test_builds_without_a_warning(cxx: str, source: str, compiler: str, build: C
     build(EXAMPLES / source, "-O2", *STRICT, cxx=cxx)
 
 
-def test_header_is_short_and_its_parts_can_be_found() -> None:
+def test_parts_of_the_header_can_be_found() -> None:
     lines = HEADER.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= LINES_AT_MOST
-    assert max(map(len, lines)) <= 140
     banners = [match for line in lines if (match := re.fullmatch(r"// === (\d+) ([^=]+?) =+", line))]
     assert [int(match[1]) for match in banners] == list(range(1, len(banners) + 1))
     assert len(banners) >= 10
@@ -55,13 +52,15 @@ def test_header_uses_nothing_but_the_standard_library_and_posix() -> None:
 
 
 @pytest.mark.timeout(400)
-def test_program_is_small(compiler: str, pendulum: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", KB_AT_MOST)
+def test_program_is_small(level: str, compiler: str, build: Callable[..., Path], tmp_path: Path) -> None:
     strip = shutil.which("strip")
     if compiler != "g++" or strip is None or sys.platform != "linux":
         pytest.skip("the size is stated for g++ on Linux")
+    program = build(EXAMPLES / "pendulum.cpp", level, name=f"pendulum{level}")
     stripped = tmp_path / "pendulum"
-    subprocess.run([strip, "-o", str(stripped), str(pendulum)], check=True)
-    assert stripped.stat().st_size <= BYTES_AT_MOST
+    subprocess.run([strip, "-o", str(stripped), str(program)], check=True)
+    assert stripped.stat().st_size <= KB_AT_MOST[level] * 1024
 
 
 @pytest.mark.timeout(400)
