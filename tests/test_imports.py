@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "traits": frozenset(),
     "place": frozenset(),
     "server": BELOW_SERVER | {"digest"},
-    "client": BELOW_SERVER | {"digest", "place", "traits", "ledger"},
+    "client": BELOW_SERVER | {"digest", "place", "traits"},
     # The checkers judge our own transport too, so they stand on another one: the websockets library's.
     # What a digest is of has one definition, and it is checked by golden vectors.
     "conformance": frozenset({"digest", "spaces", "wire", "errors"}),
@@ -250,3 +250,39 @@ def test_the_vector_env_of_the_root_is_imported_when_it_is_asked_for() -> None:
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.stdout.split(), done.stderr) == (["False", f"{PACKAGE}.gym.vector_env", "False"], "")
+
+
+CORE = sorted(BELOW_SERVER | ADAPTERS | {"digest", "server", "client", "place", "traits"})
+
+
+@pytest.mark.parametrize("unit", CORE)
+def test_the_core_needs_neither_ledger_nor_conformance(unit: str) -> None:
+    assert not MAY_IMPORT[unit] & {"ledger", "conformance"}
+
+
+def loaded_by(path: Path, known: frozenset[str]) -> set[str]:
+    """Return the modules of the package that a module imports as it loads; packages on the way do not count."""
+    module = module_name(path)
+    found: set[str] = set()
+    for each in imports_of(path.read_text(encoding="utf-8"), module, is_package=path.name == "__init__.py"):
+        if each.at_load and each.module in known and each.module != module:
+            found.add(each.module)
+    return found
+
+
+def cycle_in(imports: dict[str, set[str]]) -> list[str]:
+    """Return modules that import each other in a ring, or import such a ring; an empty list if there are none."""
+    left = dict(imports)
+    while ready := [module for module, needed in left.items() if not needed & left.keys()]:
+        for module in ready:
+            del left[module]
+    return sorted(left)
+
+
+def test_no_modules_import_each_other() -> None:
+    known = frozenset(map(module_name, SOURCES))
+    assert cycle_in({module_name(path): loaded_by(path, known) for path in SOURCES}) == []
+
+
+def test_a_cycle_is_seen() -> None:
+    assert cycle_in({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": set(), "e": {"d"}}) == ["a", "b", "c"]

@@ -199,7 +199,7 @@ def test_no_end_mark_where_a_step_or_reset_is_not_recorded(
         def interrupted(_: object) -> bytes:
             raise KeyboardInterrupt
 
-        patch.setattr(env._observation, "pack_one", interrupted)
+        patch.setattr(env._observation_columns, "pack_one", interrupted)
         with pytest.raises(KeyboardInterrupt):
             env.step(ACTION) if name == "step" else env.reset()
     env.step(ACTION)

@@ -17,7 +17,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from plugrl_bridges.client.batch import EnvBatch
 from plugrl_bridges.client.columns import columns_for_wire, merged_columns
 from plugrl_bridges.client.envs import traits_of
-from plugrl_bridges.client.verified import ledger_in
+from plugrl_bridges.client.verified import digest_env_in
 from plugrl_bridges.digest.digest import StepDigests
 from plugrl_bridges.errors import FactoryError
 from plugrl_bridges.spaces import ObservationLayout
@@ -83,7 +83,7 @@ class VectorBatch(EnvBatch):
         if verify:
             actions = ObservationLayout(self.action_layout.space).leaves
             self.digests = self._chains = StepDigests(self.num_envs, actions, self.layout.leaves)
-            if any(ledger_in(each) is not None for each in getattr(env, "envs", ())):
+            if any(digest_env_in(each) is not None for each in getattr(env, "envs", ())):
                 logger.warning(
                     "verify: the digests of %s are made of what its vector step took and returned, not by the "
                     "LedgerEnv around each of its envs: wrappers between the two are not checked. Give the client a "

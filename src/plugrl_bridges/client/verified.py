@@ -1,4 +1,4 @@
-"""Own where a client takes the digests of feature ``step-digest`` from: a ``LedgerEnv`` around each env.
+"""Own where a client takes the digests of feature ``step-digest`` from: a ``DigestEnv`` around each env.
 
 A digest is made of the env's own values, before anything else of the client has touched them. ``envs`` is the caller;
 ``vector_env`` keeps the digests of a batched simulator itself. Knows no messages.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from plugrl_bridges.digest.env import DigestEnv
 from plugrl_bridges.digest.shared import SharedDigests
-from plugrl_bridges.ledger.env import LedgerEnv
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.wire.arrays import Array
 
-__all__ = ["Digests", "ledger_in", "with_digests"]
+__all__ = ["Digests", "digest_env_in", "with_digests"]
 
 Env: TypeAlias = "gymnasium.Env[Any, Any]"
 
 
 class Digests(Protocol):
-    """Give the digests of a batch; ``ledger.SharedDigests`` and ``ledger.StepDigests`` do."""
+    """The digests of a batch; `SharedDigests` and `StepDigests` are such."""
 
     @property
     def values(self) -> Array:
@@ -32,9 +32,10 @@ class Digests(Protocol):
 
 
 def with_digests(envs: Sequence[Env]) -> tuple[list[Env], Digests]:
-    """Give the envs, each with a ledger around or inside it that keeps its digest.
+    """Return the envs, each with a `DigestEnv` around or inside it.
 
-    A `LedgerEnv` that an env has already is used, the innermost of several: it stands where the factory put it.
+    One that an env has already, such as a ``LedgerEnv``, is used, the innermost of several: it stands where the factory
+    put it.
 
     Args:
         envs: All with the same spaces.
@@ -42,24 +43,24 @@ def with_digests(envs: Sequence[Env]) -> tuple[list[Env], Digests]:
     Returns:
         What to step, and the digests of all.
     """
-    inside = [ledger_in(env) for env in envs]
-    first = inside[0] or LedgerEnv(envs[0], None)
+    inside = [digest_env_in(env) for env in envs]
+    first = inside[0] or DigestEnv(envs[0])
     shared = SharedDigests(len(envs), *first.entries)
     made: list[Env] = []
-    for row, (env, ledger) in enumerate(zip(envs, inside, strict=True)):
-        if ledger is None:
-            made.append(LedgerEnv(env, None, digest=shared.row(row)))
+    for row, (env, found) in enumerate(zip(envs, inside, strict=True)):
+        if found is None:
+            made.append(DigestEnv(env, shared.row(row)))
         else:
-            ledger.keep_digest(shared.row(row))
+            found.keep_digest(shared.row(row))
             made.append(env)
     return made, shared
 
 
-def ledger_in(env: Any) -> LedgerEnv | None:  # noqa: ANN401 - each wrapper has an ``env`` of some kind
-    """Give the innermost `LedgerEnv` of an env and its wrappers; None if there is none."""
+def digest_env_in(env: Any) -> DigestEnv | None:  # noqa: ANN401 - each wrapper has an ``env`` of some kind
+    """Return the innermost `DigestEnv` of an env and its wrappers; None if there is none."""
     found = None
     while env is not None:
-        if isinstance(env, LedgerEnv):
+        if isinstance(env, DigestEnv):
             found = env
         env = getattr(env, "__dict__", {}).get("env")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from plugrl_bridges.digest.digest import EnvDigest, StepDigests
+from plugrl_bridges.digest.env import DigestEnv
 from plugrl_bridges.digest.shared import DigestRow, SharedDigests
 
-__all__ = ["DigestRow", "EnvDigest", "SharedDigests", "StepDigests"]
+__all__ = ["DigestEnv", "DigestRow", "EnvDigest", "SharedDigests", "StepDigests"]
