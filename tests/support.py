@@ -191,6 +191,10 @@ class Puppet:
     def obey_reset(self) -> Any:
         """Take a reset request of `seeded-reset`, begin new episodes, and give the request."""
         self.action()
+        return self.answer_reset()
+
+    def answer_reset(self) -> Any:
+        """Do what the action that came asks, a reset of all envs, and give the request."""
         assert self.reset is not None
         self.episode, self.t = self.episode + 1, 0
         none = np.zeros(0, np.int64)

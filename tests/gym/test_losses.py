@@ -59,7 +59,7 @@ class Run:
         puppet = Puppet(self.env.url, (tag,)).infer(
             env_spec=knows_reset(rank=rank), reset_info={"mark": np.array([tag])}
         )
-        wait_until(lambda: not self.env._lockstep._roster.losses)
+        wait_until(lambda: not self.env._lockstep._roster.vacancies())
         return puppet
 
     def step_and_replace(self, *, first: bool) -> tuple[Task[Any], Puppet]:

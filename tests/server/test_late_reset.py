@@ -239,3 +239,43 @@ def test_a_mask_may_part_envs_of_a_client_that_came_back(make_bridge: MakeBridge
     began = env.reset(mask=np.array([True, False]))
     assert began.observations[0][0].tolist() == [1, 1, 0]  # of the episode that had begun
     assert stepping(env).result().lost == (0, 1)
+
+
+def test_a_newcomer_takes_a_slot_that_a_mask_leaves_out_with_a_first_observation(make_bridge: MakeBridge) -> None:
+    env = make_bridge(num_envs=2, autoreset_mode=AutoresetMode.DISABLED)
+    puppets = [newcomer(env, tag, rank=tag) for tag in (0, 1)]
+    task = Task(env.reset)
+    for puppet in puppets:
+        puppet.obey_reset()
+    task.result()
+    task = Task(lambda: env.reset([5, None], mask=np.array([True, False])))
+    puppets[0].action()
+    lose(env, puppets[1])
+    other = newcomer(env, 7, rank=1)
+    other.obey_reset()
+    wait_until(lambda: not env._roster.vacancies())
+    puppets[0].answer_reset()
+    began = task.result()
+    assert (began.observations[0].tolist(), began.lost) == ([[0, 2, 0], [1, 1, 0]], ())
+    step = stepping(env)
+    puppets[0].step()
+    result = step.result()
+    assert (result.lost, result.truncated.tolist()) == ((1,), [False, True])
+    assert result.observations[0][0].tolist() == [0, 2, 1]
+
+
+def test_a_loss_is_told_slot_by_slot_where_a_mask_parts_those_who_came(make_bridge: MakeBridge) -> None:
+    env = make_bridge(num_envs=2, autoreset_mode=AutoresetMode.DISABLED)
+    puppet = Puppet(env.url, (1, 2)).infer()
+    env.reset()
+    lose(env, puppet)
+    first = Puppet(env.url, (3,)).infer()
+    wait_until(lambda: len(env._roster.sitting) == 1)
+    Puppet(env.url, (4,)).infer()
+    began = env.reset(mask=np.array([True, False]))
+    assert (began.observations[0].tolist(), began.lost) == ([[3, 0, 0], [2, 0, 0]], (0,))
+    step = stepping(env)
+    first.step()
+    result = step.result()
+    assert (result.lost, result.truncated.tolist()) == ((1,), [False, True])
+    assert result.observations[0].tolist() == [[3, 0, 1], [2, 0, 0]]

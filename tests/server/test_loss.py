@@ -86,7 +86,7 @@ def test_between_two_steps_with_a_replacement_before_the_next(run: tuple[Lockste
     env, puppet, path = run
     lose(env, puppet)
     other = Puppet(env.url, (2,)).infer()
-    wait_until(lambda: not env._roster.losses)
+    wait_until(lambda: not env._roster.vacancies())
     step = stepping(env).result()  # no action was for the newcomer
     check_lost(step, 0, final=[1, 0, 2])
     assert step.observations[0].tolist() == [[2, 0, 0]]
@@ -111,7 +111,7 @@ def test_between_send_and_wait(run: tuple[Lockstep, Puppet, Path]) -> None:
     env.send(np.zeros((1, 1), np.float32))
     lose(env, puppet)
     other = Puppet(env.url, (2,)).infer()
-    wait_until(lambda: not env._roster.losses)
+    wait_until(lambda: not env._roster.vacancies())
     check_lost(env.wait(), 0, final=[1, 0, 2])
     task = stepping(env)
     other.step(4.0)
@@ -384,7 +384,7 @@ def test_infos_and_rewards_of_a_replacement_are_its_own(run: tuple[Lockstep, Pup
     env, puppet, _ = run
     lose(env, puppet)
     other = Puppet(env.url, (2,)).infer(reset_info={"began": np.array([1])}, env_spec=knows_reset())
-    wait_until(lambda: not env._roster.losses)
+    wait_until(lambda: not env._roster.vacancies())
     step = stepping(env).result()
     assert step.reset_infos == {0: {"began": 1}}
     assert step.infos == [{}]

@@ -35,8 +35,9 @@ def seat(address: str, slots: tuple[int, ...]) -> Seat:
     return made
 
 
-def loss(address: str) -> Loss:
-    return Loss(address, "its connection ended with 1006", "feedback 3.0 s ago", time.monotonic(), timed_out=False)
+def loss(address: str, *slots: int) -> Loss:
+    why = "its connection ended with 1006"
+    return Loss(slots, address, why, "feedback 3.0 s ago", time.monotonic(), stepped=False)
 
 
 @pytest.mark.parametrize(
@@ -71,19 +72,21 @@ def test_still_acting_names_slots_addresses_and_last_words() -> None:
 
 
 def test_vacant_slots_are_told_by_the_client_that_left_them() -> None:
-    first = loss("127.0.0.1:5")
-    text = vacant_slots(URL, {0: first, 1: first, 3: loss("127.0.0.1:6")}, 5, 60.0)
+    first = loss("127.0.0.1:5", 0, 1)
+    text = vacant_slots(URL, [first, loss("127.0.0.1:6", 3)], 5, 60.0)
     assert "2 of 5 envs are connected" in text
     assert "within 60.0 s" in text
     assert "slots 0-1 were at 127.0.0.1:5, lost 0.0 s ago: its connection ended with 1006" in text
     assert "slots 3 were at 127.0.0.1:6" in text
     assert "--num-envs 3" in text
-    text = vacant_slots(URL, {1: first}, 5, 60.0, ["a note"], verify=True)
+    first.vacant.remove(0)
+    text = vacant_slots(URL, [first], 5, 60.0, ["a note"], verify=True)
+    assert "slots 1 were at" in text
     assert f"feedback 3.0 s ago; a note. Start a client with: {client_command(URL, 1, verify=True)}" in text
 
 
 def test_lost_clients_say_which_option_would_have_gone_on() -> None:
-    text = lost_clients(URL, {1: loss("127.0.0.1:5")}, 5)
+    text = lost_clients(URL, [loss("127.0.0.1:5", 1)], 5)
     assert "lost the clients of 1 of 5 envs" in text
     assert "slots 1 were at 127.0.0.1:5" in text
     assert "on_client_loss='truncate'" in text

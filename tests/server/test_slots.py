@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from plugrl_bridges.server.slots import Candidate, Parked, Seated, SlotTable, Vacated
+from plugrl_bridges.server.slots import Candidate, Parked, Seated, SlotTable
 
 
 def seats(table: SlotTable, *connections: int) -> dict[int, tuple[int, ...]]:
@@ -59,8 +59,7 @@ def test_nobody_is_seated_before_all_slots_can_be_filled() -> None:
     table = SlotTable(4)
     assert table.arrive(Candidate(1, 3)) == [Parked(1, "waiting until all slots can be filled")]
     assert not table.filled
-    assert table.waiting_envs == 3
-    assert table.seated_envs == 0
+    assert table.slots_of(1) == ()
 
 
 def test_a_client_larger_than_the_table_is_parked_and_told_why() -> None:
@@ -72,7 +71,7 @@ def test_a_smaller_client_behind_one_that_does_not_fit_is_seated() -> None:
     table.arrive(Candidate(1, 2))
     table.arrive(Candidate(2, 2))
     assert table.arrive(Candidate(3, 1)) == [Seated(1, (0, 1)), Seated(3, (2,))]
-    assert table.waiting_envs == 2
+    assert table.slots_of(2) == ()
 
 
 def test_a_surplus_client_is_parked() -> None:
@@ -83,13 +82,13 @@ def test_a_surplus_client_is_parked() -> None:
 def test_a_spare_moves_up_when_a_client_leaves() -> None:
     table = filled(1, 1)
     table.arrive(Candidate(9, 1))
-    assert table.leave(1) == [Vacated(1, (1,)), Seated(9, (1,))]
+    assert table.leave(1) == [Seated(9, (1,))]
     assert table.vacant == ()
 
 
 def test_slots_stay_vacant_without_a_spare_and_go_to_the_next_that_comes() -> None:
     table = filled(1, 2)
-    assert table.leave(1) == [Vacated(1, (1, 2))]
+    assert table.leave(1) == []
     assert table.vacant == (1, 2)
     assert table.arrive(Candidate(9, 2)) == [Seated(9, (1, 2))]
 
@@ -128,7 +127,7 @@ def test_a_large_client_takes_the_places_of_several_small_ones() -> None:
     table.leave(3)
     table.leave(1)
     assert table.arrive(Candidate(5, 2)) == [Seated(5, (1, 3))]
-    assert table.leave(5) == [Vacated(5, (1, 3))]
+    assert table.leave(5) == []
     assert table.vacant == (1, 3)
 
 
@@ -136,14 +135,14 @@ def test_one_loss_may_seat_several_spares() -> None:
     table = filled(2)
     table.arrive(Candidate(5, 1))
     table.arrive(Candidate(6, 1))
-    assert table.leave(0) == [Vacated(0, (0, 1)), Seated(5, (0,)), Seated(6, (1,))]
+    assert table.leave(0) == [Seated(5, (0,)), Seated(6, (1,))]
 
 
 def test_a_spare_leaves_without_a_trace() -> None:
     table = filled(1)
     table.arrive(Candidate(5, 1))
     assert table.leave(5) == []
-    assert table.leave(0) == [Vacated(0, (0,))]
+    assert table.leave(0) == []
 
 
 def test_a_stranger_leaves_without_a_trace() -> None:
@@ -171,8 +170,7 @@ def test_whatever_happens_every_slot_has_one_holder_or_is_vacant(seed: int) -> N
             here[number] = rng.randint(1, 3)
             table.arrive(Candidate(number, here[number], rank=rng.choice([None, 0, 1, 2])))
         taken = [slot for connection in here for slot in table.slots_of(connection)]
-        assert len(taken) == len(set(taken)) == table.seated_envs
+        assert len(taken) == len(set(taken))
         assert all(len(table.slots_of(c)) in {0, size} for c, size in here.items())
         if table.filled:
             assert sorted([*taken, *table.vacant]) == list(range(6))
-        assert table.seated_envs + table.waiting_envs == sum(here.values())

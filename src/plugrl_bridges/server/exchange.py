@@ -20,6 +20,7 @@ from plugrl_bridges.server.hub import Hub
 from plugrl_bridges.server.pool import ArrayPool
 from plugrl_bridges.server.result import Finals, InfoPart, StepResult
 from plugrl_bridges.server.roster import Roster, known
+from plugrl_bridges.server.seats import AFTER, Event, Stage
 from plugrl_bridges.server.upcoming import Upcoming
 from plugrl_bridges.server.verify import Verifier
 from plugrl_bridges.wire.closing import FEEDBACK_TIMEOUT, GOING_AWAY
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.server.options import BridgeOptions
     from plugrl_bridges.server.peer import Peer
-    from plugrl_bridges.server.seats import Seat
+    from plugrl_bridges.server.seats import Loss, Seat
     from plugrl_bridges.spaces import ObservationLayout
     from plugrl_bridges.wire.codec import Array
 
@@ -43,6 +44,10 @@ _FAST_LANE_S = 0.05  # how long one connection alone is listened to before the o
 _SLICE_S = 0.5
 _COPY_BELOW_BYTES = 1 << 16
 _FIRST_REPORT_S = 5.0
+
+# Looked up once: `Seat.note` would be one more call for every message of a step.
+_AFTER_STEP, _AFTER_RESET = AFTER[Event.STEP], AFTER[Event.RESET]
+_AFTER_FEEDBACK, _AFTER_INFER = AFTER[Event.FEEDBACK], AFTER[Event.INFER]
 
 
 class Exchange:
@@ -60,6 +65,7 @@ class Exchange:
         step: The open result, or None between exchanges.
         last: The observations that the trainer has, one array per leaf; empty before the first reset.
         resetting: Whether the open exchange is a reset.
+        asks_newcomers: Whether it is one of all slots, so that newcomers may take a slot before they are reset.
         upcoming: The episodes that the trainer is not to see yet; None where it sees them in the same step.
         verifier: Is told the digests that clients send, if steps are to be verified.
 
@@ -76,7 +82,7 @@ class Exchange:
         self._options = options
         self._pool: ArrayPool | None = None
         self._blank: StepResult | None = None  # for the next exchange
-        self.resetting = False
+        self.resetting = self.asks_newcomers = False
         self._pending = 0
         self.hub = Hub(options, metadata, self)
 
@@ -101,7 +107,7 @@ class Exchange:
         """Take an infer: a newcomer's first, or the observations that end this step."""
         seat = self.roster.seat_of(peer)
         if seat is None:
-            running = bool(self.last) and not self.resetting  # a reset that is open asks by itself
+            running = bool(self.last) and not self.asks_newcomers
             self.roster.welcome(peer, infer, running=running)
             if running:
                 self.prepare_spares()
@@ -117,9 +123,9 @@ class Exchange:
                 self.roster.failure = error
             raise error
         layout = self.observation_layout
-        if seat.preparing:
+        if seat.stage is Stage.PREPARING:
             self.roster.hold(seat, infer, from_reset=True)
-            seat.preparing, seat.first = False, True
+            seat.note(Event.INFER)
             self.roster.admit(seat)
             return
         step = self._open()
@@ -132,7 +138,7 @@ class Exchange:
         if self.verifier is not None and infer.digest is not None:
             begun = True if self.resetting else step.terminated | step.truncated
             self.verifier.asked(seat.rows(infer.env_indices), infer.digest, begun)
-        seat.acting = False
+        seat.stage = _AFTER_INFER[seat.stage]
         self._pending -= 1
 
     def on_feedback(self, peer: Peer, feedback: Feedback, dropped: tuple[int, ...]) -> None:  # noqa: ARG002 - gone already
@@ -147,7 +153,7 @@ class Exchange:
         step.rewards[rows] = feedback.rewards
         step.terminated[rows] = feedback.terminated
         step.truncated[rows] = feedback.truncated
-        seat.fed_back = seat.first = True
+        seat.stage = _AFTER_FEEDBACK[seat.stage]
         if self.verifier is not None and feedback.digest is not None:
             self.verifier.fed_back(rows, feedback.digest)
         done = feedback.terminated | feedback.truncated
@@ -163,15 +169,9 @@ class Exchange:
                 step.lengths.update({slot: record.length for slot, record in ended if record is not None})
 
     def on_lost(self, peer: Peer, why: str) -> None:
-        """Take the end of a connection: the episodes of its slots end with it."""
-        seat = self.roster.leave(peer, why)
-        if seat is None:
-            return
-        if seat.acting:
-            seat.acting = False
+        """Record the end of a connection: the episodes of its slots end with it, which the next result says."""
+        if self.roster.leave(peer, why, stepping=self.step is not None and not self.resetting):
             self._pending -= 1
-        if self.step is not None:
-            self._cut_short(seat, self.step)
 
     def wait_for_clients(self) -> None:
         """Drive the hub until every slot has been filled once.
@@ -240,15 +240,16 @@ class Exchange:
             array[idle] = last[idle]
         step.idle = tuple(np.flatnonzero(idle).tolist())
 
-    def answer(self, seat: Seat, wire: Array, reset: ResetRequest | None) -> None:
+    def answer(
+        self, seat: Seat, wire: Array, reset: ResetRequest | None, moves: Mapping[Stage, Stage] = _AFTER_STEP
+    ) -> None:
         """Send one connection its envs' rows of ``[H, num_envs, *da]``, or ask it to reset them."""
         asked = seat.peer.session.asked
         if asked is None or seat.peer.lost:  # its connection has just ended
             return
         rows = seat.rows(asked.env_indices)
         message = seat.peer.session.answer(Action(asked.env_indices, wire[:, rows], reset))
-        seat.acting = True
-        seat.fed_back = False
+        seat.stage = moves[seat.stage]
         self._pending += 1
         self.hub.send(seat.peer, message)
 
@@ -260,7 +261,6 @@ class Exchange:
             seeds: One per slot.
             options: One per slot.
         """
-        seat.held = seat.reset_info = seat.digest = None
         asked = seat.peer.session.asked
         if asked is None:
             return
@@ -268,8 +268,8 @@ class Exchange:
         request = ResetRequest(
             asked.env_indices, tuple(seeds[slot] for slot in slots), tuple(options[slot] for slot in slots)
         )
-        seat.unreset, seat.first = False, True
-        self.answer(seat, self._no_actions(self.num_envs), request)
+        self.answer(seat, self._no_actions(self.num_envs), request, _AFTER_RESET)
+        seat.brought = None
 
     def prepare_spares(self) -> None:
         """Have newcomers reset their envs beside the run, so that they can take a slot with a first observation."""
@@ -311,15 +311,16 @@ class Exchange:
             ):
                 break
         next_report = _FIRST_REPORT_S
-        while self._pending or self.roster.losses:
+        while self._pending or (self.roster.losses and self.roster.vacancies()):
             self._check_failure()
             now = time.monotonic()
             elapsed = now - entered
             if self._pending and now >= deadline:
                 self._give_up_on_silent(timeout_s)
                 continue
-            if self.roster.losses:
-                since = max(entered, *(loss.at for loss in self.roster.losses.values()))
+            vacancies = self.roster.vacancies()
+            if vacancies:
+                since = max(entered, *(loss.at for loss in vacancies))
                 if now >= since + timeout_s:
                     self._fail_vacant(now - since)
                 limit = since + timeout_s
@@ -339,14 +340,15 @@ class Exchange:
         self._check_open()
         if self.roster.failure is not None:
             raise self.roster.failure
-        losses = self.roster.unreported  # a spare may sit in the slot already: that the client was lost stays true
-        if losses and self._options.on_client_loss == "raise":
-            text = report.lost_clients(self.hub.url, losses, self.num_envs)
-            raise StepTimeout(text) if any(loss.timed_out for loss in losses.values()) else ClientLost(text)
+        if self._options.on_client_loss != "raise":
+            return
+        losses = self.roster.untold()  # a spare may sit in the slot already: that the client was lost stays true
+        if losses:
+            raise _loss_error(losses, report.lost_clients(self.hub.url, losses, self.num_envs))
 
     def _give_up_on_silent(self, timeout_s: float) -> None:
         """End the connections that owe a result [7.3]; by policy that is an error, or the loss of a client."""
-        silent = [seat for seat in self.roster.sitting if seat.acting]
+        silent = [seat for seat in self.roster.sitting if seat.owes]
         text = report.still_acting(self.hub.url, silent, self.num_envs, timeout_s)
         logger.warning("%s", text)
         for seat in silent:
@@ -355,36 +357,30 @@ class Exchange:
             raise StepTimeout(text)
 
     def _fail_vacant(self, elapsed: float) -> None:
-        text = self.roster.vacant_text(self.hub.url, elapsed)
-        if any(loss.timed_out for loss in self.roster.losses.values()):
-            raise StepTimeout(text)
-        raise ClientLost(text)
+        raise _loss_error(self.roster.vacancies(), self.roster.vacant_text(self.hub.url, elapsed))
 
-    def _cut_short(self, seat: Seat, step: StepResult) -> None:
-        """End the episodes of a connection that went away in the middle of a step."""
-        arrays = step.observations if seat.fed_back else self.last  # what nobody was stepped from, nobody has seen
-        for slot in seat.slots:
-            self._truncate(step, slot, [_row(array, slot) for array in arrays], stepped=seat.fed_back)
-
-    def _truncate(self, step: StepResult, slot: int, final: list[Array], *, stepped: bool = False) -> None:
-        """End an episode, unless it has ended by itself, or with another client in this slot."""
-        if step.terminated[slot] or step.truncated[slot] or (self.upcoming is not None and self.upcoming.waiting[slot]):
-            return
-        step.truncated[slot] = True
-        step.cut_short[slot] = stepped
-        step.finals.append(Finals((slot,), final))
+    def _cut_short(self, loss: Loss, step: StepResult) -> None:
+        """End the episodes of a lost connection, but for those that ended by themselves, or with an earlier loss."""
+        arrays = step.observations if loss.stepped else self.last  # what nobody was stepped from, nobody has seen
+        for slot in sorted(loss.untold):
+            ended = step.terminated[slot] or step.truncated[slot]
+            if not ended and (self.upcoming is None or not self.upcoming.waiting[slot]):
+                step.truncated[slot] = True
+                step.cut_short[slot] = loss.stepped
+                step.finals.append(Finals((slot,), [array[slot : slot + 1].copy() for array in arrays]))
 
     def finish_step(self) -> StepResult:
         """Put the newcomers' observations in their rows, say who was lost, and close the result of a step."""
         step = self._open()
         for parts in (step.info_parts, step.reset_parts):  # whoever answered first, the infos come out the same
             parts.sort(key=lambda part: int(part.slots[0]))
-        for slot in self.roster.unreported:  # lost between two steps: nothing of this step reached its env
-            self._truncate(step, slot, [_row(array, slot) for array in self.last])
+        if self.roster.losses:
+            for loss in self.roster.untold():
+                self._cut_short(loss, step)
+            step.lost = self.roster.tell(range(self.num_envs))
         for seat in self.roster.sitting:
-            self._take_held(seat, step)
-        step.lost = tuple(sorted(self.roster.unreported))
-        self.roster.unreported.clear()
+            if seat.stage is Stage.ARRIVED:
+                self._hand_over(seat, step)
         if self.upcoming is not None:
             self.upcoming.turn(step)
         return self._close(step)
@@ -393,17 +389,16 @@ class Exchange:
         """Close the result of a reset.
 
         Args:
-            slots: Those that are reset. A loss in the others is left for the next step to report.
+            slots: Those that are reset. A loss in the others, or in others of the same connection, is left for the next
+                step to report.
             begun: Those of them whose kept episode begins now.
         """
         step = self._open()
-        for slot, loss in list(self.roster.unreported.items()):
-            if all(other in slots for other, its in self.roster.unreported.items() if its is loss):
-                del self.roster.unreported[slot]
-                step.lost += (slot,)
-        for seat in self.roster.sitting:
-            if all(slot in slots for slot in seat.slots):
-                self._take_held(seat, step)
+        whole = [seat for seat in self.roster.sitting if all(slot in slots for slot in seat.slots)]
+        step.lost = self.roster.tell({slot for seat in whole for slot in seat.slots})
+        for seat in whole:
+            if seat.stage is Stage.ARRIVED:
+                self._hand_over(seat, step)
         if self.upcoming is not None:
             self.upcoming.begin([slot for slot in begun if slot not in step.lost], step)
             self.upcoming.forget(slots)
@@ -419,18 +414,19 @@ class Exchange:
         self.step = None
         return step
 
-    def _take_held(self, seat: Seat, step: StepResult) -> None:
-        if seat.held is None or seat.unreset:
-            return
-        rows = list(seat.slots)
-        for array, held in zip(step.observations, seat.held, strict=True):
-            array[rows] = held
-        if seat.reset_info:
-            step.reset_parts.append(InfoPart.of(seat.reset_info, np.array(rows)))
+    def _hand_over(self, seat: Seat, step: StepResult) -> None:
+        """Put what a seat brought in its rows."""
+        brought, rows = known(seat.brought), list(seat.slots)
+        seat.note(Event.HAND_OVER)
+        seat.brought = None
+        for array, first in zip(step.observations, brought.observations, strict=True):
+            array[rows] = first
+        if brought.reset_info:
+            step.reset_parts.append(InfoPart.of(brought.reset_info, np.array(rows)))
         if self.verifier is not None:
-            self.verifier.seated(seat.slots, seat.digest, from_reset=seat.from_reset)
-        seat.held = seat.reset_info = seat.digest = None
+            self.verifier.seated(seat.slots, brought.digest, from_reset=brought.from_reset)
 
 
-def _row(array: Array, at: int) -> Array:
-    return array[at : at + 1].copy()
+def _loss_error(losses: Sequence[Loss], text: str) -> ClientLost | StepTimeout:
+    """Return the error for losses: a client that was given up for its silence has missed the step's time."""
+    return StepTimeout(text) if any(loss.timed_out for loss in losses) else ClientLost(text)

@@ -22,6 +22,7 @@ from plugrl_bridges.server.episodes import EpisodeCounter
 from plugrl_bridges.server.exchange import Exchange
 from plugrl_bridges.server.greeting import greeting
 from plugrl_bridges.server.roster import known
+from plugrl_bridges.server.seats import Event, Stage
 from plugrl_bridges.spaces import ActionLayout, ObservationLayout
 from plugrl_bridges.wire.codec import encode
 from plugrl_bridges.wire.messages import ResetRequest
@@ -199,17 +200,15 @@ class Lockstep:
             raise ValueError("verify cannot follow envs that are idle: step all of them")
         wire = self.action_layout.to_wire(actions, self.num_envs, self.options.action_horizon)
         upcoming = self._exchange.upcoming
-        waiting = set() if upcoming is None else set(np.flatnonzero(upcoming.waiting).tolist())
-        if waiting and self.options.autoreset_mode is AutoresetMode.DISABLED:
-            slots = report.slots_text(sorted(waiting))
+        begun = set() if upcoming is None else set(np.flatnonzero(upcoming.waiting).tolist())
+        if begun and self.options.autoreset_mode is AutoresetMode.DISABLED:
+            slots = report.slots_text(sorted(begun))
             raise ResetNeeded(
                 f"the episodes of slots {slots} have ended, and autoreset_mode is DISABLED: "
                 'reset them first, as by reset(options={"reset_mask": terminated | truncated})'
             )
         with self._hub.lock:
-            parted = (
-                {} if idle is None else {seat.peer.number: self._waiting(seat, idle) for seat in self._roster.sitting}
-            )
+            paused = {} if idle is None else {seat.peer.number: _paused(seat, idle) for seat in self._roster.sitting}
             try:
                 self._exchange.begin()
                 if idle is not None:
@@ -219,10 +218,11 @@ class Lockstep:
                 for seat in list(self._roster.sitting):
                     # One that took a lost slot since the last step was not meant by this action, and one whose next
                     # episode begins in this step sits it out: its infer stays unanswered until the next.
-                    request = parted.get(seat.peer.number)
-                    if request is not None and len(request.env_ids) == len(seat.envs):
-                        seat.fed_back = False
-                    elif seat.held is None and not waiting.intersection(seat.slots):
+                    request = paused.get(seat.peer.number)
+                    all_paused = request is not None and len(request.env_ids) == len(seat.envs)
+                    if all_paused or seat.stage is Stage.ARRIVED or begun.intersection(seat.slots):
+                        seat.note(Event.SIT_OUT)
+                    else:
                         self._exchange.answer(seat, wire, request)
             except BaseException as exc:  # some have their action and some have not
                 self._poison = exc
@@ -302,7 +302,7 @@ class Lockstep:
             begun = {slot for slot in waiting if seeds[slot] is None and not options[slot]}
         for seat in self._roster.sitting:
             slots = set(seat.slots)
-            if not seat.first and slots <= chosen:  # a client that came back, in the midst of its episodes
+            if seat.amid_episodes and slots <= chosen:
                 begun -= slots
             asked = (slots & chosen) - begun
             if asked and not slots <= chosen:
@@ -329,11 +329,11 @@ class Lockstep:
         step = exchange.begin()
         for array, last in zip(step.observations, exchange.last, strict=False):  # none before the first reset
             array[...] = last
-        exchange.resetting = True
+        exchange.resetting, exchange.asks_newcomers = True, len(chosen) == n
         try:
             going_on = self._reset_seats(seeds, options, chosen, begun)
         finally:
-            exchange.resetting = False
+            exchange.resetting = exchange.asks_newcomers = False
         if exchange.upcoming is not None:  # of a client that cannot reset, the next episode is all there is
             begun |= {slot for slot in going_on if exchange.upcoming.waiting[slot]}
         step = exchange.finish_reset(chosen, begun)
@@ -365,7 +365,7 @@ class Lockstep:
                 for seat in self._roster.sitting
                 if seat.peer.number not in asked
                 and chosen.issuperset(seat.slots)
-                and (seat.unreset or not begun.issuperset(seat.slots))
+                and (seat.stage is Stage.UNBEGUN or not begun.issuperset(seat.slots))
             ]
 
         while True:
@@ -383,25 +383,13 @@ class Lockstep:
         """Ask a client to reset its envs, if need be; tell whether they begin an episode, now or before."""
         seeded = any(seeds[slot] is not None for slot in seat.slots)
         with_options = any(options[slot] for slot in seat.slots)
-        if seat.held is not None and seat.first and not seat.unreset and not seeded and not with_options:
+        if seat.stage is Stage.ARRIVED and not seat.returned and not seeded and not with_options:
             return True  # it brought a first observation that nobody has seen
         if SEEDED_RESET not in seat.features:
             self._say_what_cannot_be_reset(seat, seeded=seeded, with_options=with_options)
-            return seat.held is not None
+            return seat.stage is Stage.ARRIVED
         self._exchange.reset(seat, seeds, options)
         return True
-
-    def _waiting(self, seat: Seat, idle: Array) -> ResetRequest | None:
-        """Give the envs of a connection that are to wait, as a request to reset them; None if all are to be stepped."""
-        envs = [env for env, slot in zip(seat.envs, seat.slots, strict=True) if idle[slot]]
-        if not envs:
-            return None
-        if len(envs) < len(seat.envs) and SEEDED_RESET not in seat.features:
-            raise RaggedClientError(
-                f"envs {envs} of {seat.peer.address} are to wait while others of their connection step, but its client "
-                "does not know seeded-reset: use one env per connection"
-            )
-        return ResetRequest(np.array(envs, np.int64), (None,) * len(envs), (None,) * len(envs))
 
     def _say_what_cannot_be_reset(self, seat: Seat, *, seeded: bool, with_options: bool) -> None:
         who = f"the client of slots {report.slots_text(seat.slots)} at {seat.peer.address} does not know seeded-reset"
@@ -411,8 +399,21 @@ class Lockstep:
             self._roster.warn_once(
                 f"{who}, so the options of reset() cannot reach its envs: set them there", kind="options"
             )
-        if seat.held is None:
+        if seat.stage is not Stage.ARRIVED:
             self._roster.warn_once(f"{who}: reset() lets its running episodes go on", kind="going on")
+
+
+def _paused(seat: Seat, idle: Array) -> ResetRequest | None:
+    """Return the envs of a connection that a step leaves out, as a request to reset them; None if all are stepped."""
+    envs = [env for env, slot in zip(seat.envs, seat.slots, strict=True) if idle[slot]]
+    if not envs:
+        return None
+    if len(envs) < len(seat.envs) and SEEDED_RESET not in seat.features:
+        raise RaggedClientError(
+            f"envs {envs} of {seat.peer.address} are to wait while others of their connection step, but its client "
+            "does not know seeded-reset: use one env per connection"
+        )
+    return ResetRequest(np.array(envs, np.int64), (None,) * len(envs), (None,) * len(envs))
 
 
 def _checked_seeds(seeds: Sequence[object]) -> list[int | None]:

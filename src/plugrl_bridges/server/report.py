@@ -81,7 +81,7 @@ def still_acting(url: str, seats: Sequence[Seat], num_envs: int, elapsed_s: floa
 
 def vacant_slots(
     url: str,
-    losses: dict[int, Loss],
+    losses: Sequence[Loss],
     num_envs: int,
     elapsed_s: float,
     notes: Sequence[str] = (),
@@ -89,27 +89,26 @@ def vacant_slots(
     verify: bool = False,
 ) -> str:
     """Say which slots lost their client, to whom they belonged, and how to start another."""
-    told = "; ".join((_who_left(losses), *notes))
+    vacant = {slot for loss in losses for slot in loss.vacant}
+    told = "; ".join((*(_who_left(loss, loss.vacant) for loss in losses), *notes))
     return (
-        f"{num_envs - len(losses)} of {num_envs} envs are connected to {url} and no client took the vacant slots "
-        f"within {elapsed_s:.1f} s: {told}. Start a client with: {client_command(url, len(losses), verify=verify)}"
+        f"{num_envs - len(vacant)} of {num_envs} envs are connected to {url} and no client took the vacant slots "
+        f"within {elapsed_s:.1f} s: {told}. Start a client with: {client_command(url, len(vacant), verify=verify)}"
     )
 
 
-def lost_clients(url: str, losses: dict[int, Loss], num_envs: int) -> str:
+def lost_clients(url: str, losses: Sequence[Loss], num_envs: int) -> str:
     """Say which slots lost their client, and to whom they belonged, where that alone is an error."""
+    lost = {slot for loss in losses for slot in loss.slots}
+    who = "; ".join(_who_left(loss, loss.slots) for loss in losses)
     return (
-        f"lost the clients of {len(losses)} of {num_envs} envs at {url}: {_who_left(losses)}; "
+        f"lost the clients of {len(lost)} of {num_envs} envs at {url}: {who}; "
         "on_client_loss='truncate' would wait for others to take their place"
     )
 
 
-def _who_left(losses: dict[int, Loss]) -> str:
-    by_loss: dict[int, tuple[Loss, list[int]]] = {}
-    for slot, loss in losses.items():
-        by_loss.setdefault(id(loss), (loss, []))[1].append(slot)
-    return "; ".join(
+def _who_left(loss: Loss, slots: Iterable[int]) -> str:
+    return (
         f"slots {slots_text(slots)} were at {loss.address}, lost {time.monotonic() - loss.at:.1f} s ago: {loss.why}; "
         f"last message: {loss.last_words}"
-        for loss, slots in by_loss.values()
     )

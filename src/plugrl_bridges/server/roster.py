@@ -24,12 +24,11 @@ from plugrl_bridges.errors import (
 from plugrl_bridges.server import report
 from plugrl_bridges.server.announced import Announced
 from plugrl_bridges.server.autoreset import AutoresetMode
-from plugrl_bridges.server.seats import Loss, Seat
+from plugrl_bridges.server.seats import Brought, Event, Loss, Seat, Stage
 from plugrl_bridges.server.slots import Candidate, Effect, Parked, Seated, SlotTable
 from plugrl_bridges.server.surfaced import surfaced_layout, surfaced_space
 from plugrl_bridges.server.verify import check_spaces
 from plugrl_bridges.spaces import ActionLayout
-from plugrl_bridges.wire.closing import FEEDBACK_TIMEOUT
 from plugrl_bridges.wire.info import own
 from plugrl_bridges.wire.session import LATE_RESET, STEP_DIGEST
 
@@ -49,7 +48,7 @@ T = TypeVar("T")
 
 
 def known(value: T | None) -> T:
-    """Give what is known as soon as a client is here.
+    """Return what is known as soon as a client is here.
 
     Raises:
         EnvPoisoned: if it is not.
@@ -60,7 +59,7 @@ def known(value: T | None) -> T:
 
 
 class Roster:
-    """Keep the seats of a lockstep.
+    """The seats of a lockstep.
 
     Args:
         options: As the adapters take them.
@@ -68,16 +67,14 @@ class Roster:
 
     Attributes:
         sitting: Seats that fill slots, in slot order.
-        losses: Vacant slots, and who left them.
-        unreported: Slots whose loss the trainer has not been told of yet.
+        losses: Those of which the trainer has not been told, or whose slots nobody has taken; in the order they came.
         client_losses: Connections with slots that were lost so far.
         failure: An error that the trainer must hear of, or None.
     """
 
     def __init__(self, options: BridgeOptions, offered: Collection[str]) -> None:
         self.sitting: list[Seat] = []
-        self.losses: dict[int, Loss] = {}
-        self.unreported: dict[int, Loss] = {}
+        self.losses: list[Loss] = []
         self.client_losses = 0
         self.failure: PlugRLError | None = None
         self.announced: Announced | None = None
@@ -102,12 +99,32 @@ class Roster:
         return self._table.filled
 
     def seat_of(self, peer: Peer) -> Seat | None:
-        """Give the seat of a connection, or None if it is new."""
+        """Return the seat of a connection, or None if it is new."""
         return self._seats.get(peer.number)
 
     def unprepared(self) -> list[Seat]:
-        """Give those without slots whose envs wait for a first reset that nobody has asked for."""
-        return [seat for seat in self._seats.values() if seat.unreset and not seat.slots]
+        """Return those without slots whose envs wait for a first reset that nobody has asked for."""
+        return [seat for seat in self._seats.values() if seat.stage is Stage.UNRESET]
+
+    def vacancies(self) -> list[Loss]:
+        """Return the losses with slots that nobody has taken."""
+        return [loss for loss in self.losses if loss.vacant]
+
+    def untold(self) -> list[Loss]:
+        """Return the losses of which the trainer has not been told."""
+        return [loss for loss in self.losses if loss.untold]
+
+    def tell(self, slots: Collection[int]) -> tuple[int, ...]:
+        """Record that the trainer is told of what was lost in these slots; return those that were lost, in order."""
+        lost: set[int] = set()
+        for loss in self.losses:
+            lost |= loss.untold.intersection(slots)
+            loss.untold.difference_update(slots)
+        self._forget_settled()
+        return tuple(sorted(lost))
+
+    def _forget_settled(self) -> None:
+        self.losses = [loss for loss in self.losses if loss.vacant or loss.untold]
 
     def warn_once(self, text: str, *, kind: str) -> None:
         """Log a warning the first time that one of its kind is given: texts differ with every address."""
@@ -133,11 +150,11 @@ class Roster:
     def vacant_text(self, url: str, elapsed_s: float) -> str:
         """Say which slots nobody has, and who wanted them but was refused."""
         n = known(self.num_envs)
-        return report.vacant_slots(url, self.losses, n, elapsed_s, self._refusals(), verify=self._verify)
+        return report.vacant_slots(url, self.vacancies(), n, elapsed_s, self._refusals(), verify=self._verify)
 
     def still_waiting_text(self, url: str, elapsed_s: float) -> str:
         """Say who owes a result, or else which slots nobody has."""
-        owing = [seat for seat in self.sitting if seat.acting]
+        owing = [seat for seat in self.sitting if seat.owes]
         if owing:
             return f"still waiting: {report.still_acting(url, owing, known(self.num_envs), elapsed_s)}"
         return f"still waiting: {self.vacant_text(url, elapsed_s)}"
@@ -147,14 +164,14 @@ class Roster:
         return bool(self._options.verify)
 
     def _refusals(self) -> list[str]:
-        """Give what is to be said of the latest client that was refused."""
+        """Return what is to be said of the latest client that was refused."""
         if self._refusal is None:
             return []
         at, text = self._refusal
         return [f"{text} ({time.monotonic() - at:.1f} s ago)"]
 
     def welcome(self, peer: Peer, infer: Infer, *, running: bool) -> None:
-        """Take in a connection's first infer; it sits, or is a spare, or is to be reset before it is either.
+        """Accept a connection's first infer; it sits, or is a spare, or is to be reset before it is either.
 
         Args:
             peer: The connection.
@@ -169,7 +186,12 @@ class Roster:
         """
         try:
             announced = Announced.from_wire(infer.env_spec, self._offered)
-            seat = Seat(peer, tuple(infer.env_indices.tolist()), announced.features, unreset=announced.unreset)
+            seat = Seat(
+                peer, tuple(infer.env_indices.tolist()), announced.features,
+                Stage.UNRESET if announced.unreset else Stage.SPARE,
+                # One that leaves its first reset to the trainer, and brings real observations, was here before.
+                returned=LATE_RESET in announced.features and not announced.unreset,
+            )  # fmt: skip
             self._check_can_wait(seat)
             self._check_can_be_verified(seat)
             self._agree(peer, announced, infer)
@@ -178,11 +200,9 @@ class Roster:
             self._refusal = time.monotonic(), f"the client at {peer.address} was sent away: {exc}"
             raise
         n = len(seat.envs)
-        # Of one that leaves its first reset to the trainer, real observations mean that it was here before.
-        seat.first = LATE_RESET not in announced.features
         self._seats[peer.number] = seat
         self._candidates[peer.number] = Candidate(peer.number, n, announced.rank, announced.group_num_envs)
-        if not (running and seat.unreset):
+        if not (running and announced.unreset):
             self.admit(seat)
 
     def admit(self, seat: Seat) -> None:
@@ -192,11 +212,11 @@ class Roster:
     def prepare(self, seat: Seat) -> None:
         """Keep a connection apart while its envs are reset for the first time; `admit` it then."""
         self._table.leave(seat.peer.number)
-        seat.held = seat.reset_info = seat.digest = None
-        seat.unreset, seat.preparing = False, True
+        seat.note(Event.PREPARE)
+        seat.brought = None
 
     def address_of(self, slot: int) -> str:
-        """Give the address of a slot's client, for texts."""
+        """Return the address of a slot's client, for texts."""
         return next((seat.peer.address for seat in self.sitting if slot in seat.slots), "gone meanwhile")
 
     def hold(self, seat: Seat, infer: Infer, *, from_reset: bool = False) -> None:
@@ -215,36 +235,47 @@ class Roster:
         if layout is None:
             raise SpaceError("no client has said what its spaces are")
         n = len(seat.envs)
-        held = layout.allocate(n)
+        observations = layout.allocate(n)
         order = [seat.envs.index(env) for env in infer.env_indices.tolist()]
-        layout.read(infer.observation, held, np.array(order))
-        seat.held, seat.from_reset = held, np.full(n, from_reset)
-        seat.from_reset[order] |= infer.step_ids == 0
+        layout.read(infer.observation, observations, np.array(order))
+        reset = np.full(n, from_reset)
+        reset[order] |= infer.step_ids == 0
+        digest = None
         if infer.digest is not None:
-            seat.digest = np.empty(n, np.uint64)
-            seat.digest[order] = infer.digest
-        if infer.reset_info:
-            seat.reset_info = {key: own(value) for key, value in infer.reset_info.items()}
+            digest = np.empty(n, np.uint64)
+            digest[order] = infer.digest
+        info = {key: own(value) for key, value in infer.reset_info.items()} if infer.reset_info else None
+        seat.brought = Brought(observations, reset, info, digest)
 
-    def leave(self, peer: Peer, why: str) -> Seat | None:
-        """Take in the end of a connection; give its seat, if it had slots. Spares that fit move up."""
+    def leave(self, peer: Peer, why: str, *, stepping: bool) -> bool:
+        """Record the end of a connection; spares that fit move up.
+
+        Args:
+            peer: The connection.
+            why: What ended it.
+            stepping: Whether a step is open.
+
+        Returns:
+            Whether a result of it was awaited.
+        """
         seat = self._seats.pop(peer.number, None)
         self._candidates.pop(peer.number, None)
         if seat is None:
-            return None
+            return False
+        owed, stepped = seat.owes, stepping and seat.stepped
+        seat.note(Event.LEAVE)
         if seat in self.sitting:
             self.sitting.remove(seat)
             self.client_losses += 1
             logger.warning("lost the client of slots %s at %s: %s", report.slots_text(seat.slots), peer.address, why)
-            loss = Loss(peer.address, why, peer.last_words(), time.monotonic(), timed_out=why == FEEDBACK_TIMEOUT)
-            for slot in seat.slots:
-                self.losses[slot] = loss
-                self.unreported[slot] = loss
+            self.losses.append(
+                Loss(seat.slots, peer.address, why, peer.last_words(), time.monotonic(), stepped=stepped)
+            )
         self._apply(self._table.leave(peer.number))
         if not self.filled and not self._seats:  # who is gone decides nothing for those who come
             self._table = SlotTable(self._options.num_envs)
             self.announced = self.observation_layout = self.action_layout = None
-        return seat if seat.slots else None
+        return owed
 
     def _check_can_wait(self, seat: Seat) -> None:
         """In NEXT_STEP a slot sits out the step after an end: an infer for several envs cannot be answered for some."""
@@ -314,7 +345,7 @@ class Roster:
             raise SpaceError(f"its observations are not of the observation_space that was given: {exc}") from exc
 
     def _apply(self, effects: Sequence[Effect]) -> None:
-        """Carry out what the table decided; vacated slots were noted by `leave`."""
+        """Carry out what the table decided."""
         for effect in effects:
             seat = self._seats.get(effect.connection)
             if seat is None:
@@ -323,9 +354,10 @@ class Roster:
                 seat.sit(effect.slots)
                 self.sitting.append(seat)
                 self.sitting.sort(key=lambda each: each.slots)
-                for slot in effect.slots:
-                    self.losses.pop(slot, None)
-                if self.filled and not self.losses:
+                for loss in self.losses:
+                    loss.vacant.difference_update(effect.slots)
+                self._forget_settled()
+                if self.filled and not self.vacancies():
                     self._refusal = None  # whoever was meant, the slots are taken now
                 logger.info("%s has slots %s", seat.peer.address, report.slots_text(effect.slots))
             elif isinstance(effect, Parked):

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["Candidate", "Effect", "Parked", "Seated", "SlotTable", "Vacated"]
+__all__ = ["Candidate", "Effect", "Parked", "Seated", "SlotTable"]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Describe a connection that offers envs.
+    """A connection that offers envs.
 
     Attributes:
         connection: Its number in the hub.
@@ -31,7 +31,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Seated:
-    """Tell that a connection now fills these slots, its envs in order."""
+    """That a connection now fills these slots, its envs in order."""
 
     connection: int
     slots: tuple[int, ...]
@@ -39,25 +39,17 @@ class Seated:
 
 @dataclass(frozen=True)
 class Parked:
-    """Tell that a connection is a spare for now, and why."""
+    """That a connection is a spare for now, and why."""
 
     connection: int
     reason: str
 
 
-@dataclass(frozen=True)
-class Vacated:
-    """Tell that slots lost their connection."""
-
-    connection: int
-    slots: tuple[int, ...]
-
-
-Effect: TypeAlias = "Seated | Parked | Vacated"
+Effect: TypeAlias = "Seated | Parked"
 
 
 class SlotTable:
-    """Seat connections in slots.
+    """Who sits in which slots.
 
     Nobody is seated until the slots can all be filled, so that the order is by rank, then by arrival, whoever came
     first. After that a vacant slot goes to the first spare that fits, at best to the rank that sat there before.
@@ -83,22 +75,12 @@ class SlotTable:
         """Slots that were filled once and are not now, in order."""
         return tuple(sorted(slot for _, slots in self._vacant for slot in slots))
 
-    @property
-    def waiting_envs(self) -> int:
-        """Envs on connections that have no slot."""
-        return sum(spare.num_envs for spare in self._spares.values())
-
-    @property
-    def seated_envs(self) -> int:
-        """Envs that have a slot."""
-        return sum(len(slots) for _, slots in self._seats.values())
-
     def slots_of(self, connection: int) -> tuple[int, ...]:
-        """Give a connection's slots; empty if it has none."""
+        """Return a connection's slots; empty if it has none."""
         return self._seats[connection][1] if connection in self._seats else ()
 
     def arrive(self, candidate: Candidate) -> list[Effect]:
-        """Take in a connection; it is seated, or parked as a spare."""
+        """Accept a connection; it is seated, or parked as a spare."""
         if self.num_envs is None:
             self.num_envs = max(candidate.group_num_envs or 0, candidate.num_envs)
         self._spares[candidate.connection] = candidate
@@ -108,13 +90,13 @@ class SlotTable:
         return effects
 
     def leave(self, connection: int) -> list[Effect]:
-        """Take in that a connection ended; its slots are vacant, and spares that fit move up."""
+        """Record that a connection ended; its slots are vacant, and spares that fit move up."""
         self._spares.pop(connection, None)
         if connection not in self._seats:
             return []
         candidate, slots = self._seats.pop(connection)
         self._vacant.append((candidate.rank, slots))
-        return [Vacated(connection, slots), *self._refill()]
+        return self._refill()
 
     def _queue(self) -> list[Candidate]:
         return sorted(self._spares.values(), key=lambda c: (c.rank is None, c.rank or 0, c.connection))
