@@ -28,8 +28,6 @@ sockets, slots or trainers; the raiser writes the text.
 
 from __future__ import annotations
 
-from typing import Any
-
 __all__ = [
     "ClientLost",
     "ConnectTimeout",
@@ -158,9 +156,6 @@ class LedgerMismatch(PlugRLError):
         vector_step: Of the run, from 1; 0 is a reset before the first.
         field: What differs, named as ``stepledger`` does, such as ``obs``; empty if it is more than one value.
         cell: The cell of it, such as ``obs[2]``.
-
-    Attributes:
-        refused: What the call would have returned, for a ledger around it; None where that is not known.
     """
 
     def __init__(
@@ -183,7 +178,6 @@ class LedgerMismatch(PlugRLError):
         self.vector_step = vector_step
         self.field = field
         self.cell = cell
-        self.refused: Any = None
 
 
 class EnvPoisoned(PlugRLError):

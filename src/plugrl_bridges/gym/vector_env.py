@@ -15,7 +15,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from plugrl_bridges.gym.infos import InfoDialect, InfoWriter
-from plugrl_bridges.server.adapter import Adapter, handed_over
+from plugrl_bridges.server.adapter import Adapter
 from plugrl_bridges.server.attributes import known_attribute, no_call, no_set
 from plugrl_bridges.server.autoreset import AutoresetMode, to_autoreset_mode
 from plugrl_bridges.server.options import BridgeOptions, VecEnvOptions, takes
@@ -150,10 +150,8 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
         seeds = _seeds(seed, self.num_envs)
         given = None if options is None else {key: value for key, value in options.items() if key != _RESET_MASK}
         mask = None if options is None else _mask(options.get(_RESET_MASK), self.num_envs)
-        return handed_over(
-            lambda: self._lockstep.reset(seeds, [given] * self.num_envs if given else None, mask),
-            lambda step: (self._batch(step.observations), self._infos.reset(step)),
-        )
+        step = self._lockstep.reset(seeds, [given] * self.num_envs if given else None, mask)
+        return self._batch(step.observations), self._infos.reset(step)
 
     def step(self, actions: Any) -> VectorStep:
         """Step every env.
@@ -200,7 +198,7 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
         """
         if not self._lockstep.stepping:
             raise NoAsyncCallError("no step is in flight: call step_async() first", "step")
-        return handed_over(lambda: self._lockstep.wait(timeout), self._stepped)
+        return self._stepped(self._lockstep.wait(timeout))
 
     def _stepped(self, step: StepResult) -> VectorStep:
         """Give the result of a step in this trainer's form."""

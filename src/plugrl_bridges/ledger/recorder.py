@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from plugrl_bridges.errors import LedgerMismatch
 from plugrl_bridges.ledger.columns import Columns
 from plugrl_bridges.ledger.format import HEAD, Flag, Kind, Side, frame
 from plugrl_bridges.ledger.writer import LedgerWriter, Subject
@@ -36,21 +35,8 @@ _Returned = TypeVar("_Returned")
 
 
 def recorded(call: Callable[[], _Returned], record: Callable[[_Returned], None]) -> _Returned:
-    """Give what a call returns, once it is written down; so is what the live check refuses, for a comparison to find.
-
-    Args:
-        call: Steps or resets the envs.
-        record: Writes down what it returns.
-
-    Raises:
-        LedgerMismatch: from the call, as whatever else it raises.
-    """
-    try:
-        returned = call()
-    except LedgerMismatch as exc:
-        if exc.refused is not None:
-            record(exc.refused)
-        raise
+    """Return what a call returns, once it is written down."""
+    returned = call()
     record(returned)
     return returned
 

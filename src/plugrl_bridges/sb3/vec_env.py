@@ -15,7 +15,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvObs, VecEnvStepReturn
 
 from plugrl_bridges.errors import SpaceError
-from plugrl_bridges.server.adapter import Adapter, handed_over
+from plugrl_bridges.server.adapter import Adapter
 from plugrl_bridges.server.attributes import known_attribute, no_call, no_set
 from plugrl_bridges.server.options import BridgeOptions, VecEnvOptions, takes
 
@@ -104,7 +104,7 @@ class PlugRemoteVecEnv(Adapter, VecEnv):
             SpaceError: if a client's spaces cannot be used, or are not those in use.
         """
         self._connect()
-        return handed_over(lambda: self._lockstep.reset(self._seeds, self._options), self._first)
+        return self._first(self._lockstep.reset(self._seeds, self._options))
 
     def _first(self, step: StepResult) -> VecEnvObs:
         """Give the result of a reset in this trainer's form."""
@@ -142,7 +142,7 @@ class PlugRemoteVecEnv(Adapter, VecEnv):
             LedgerMismatch: with ``verify=True``, naming the slot whose env took or gave something else.
             EnvPoisoned: if no step is in flight, or an earlier one failed.
         """
-        return handed_over(self._lockstep.wait, self._stepped)
+        return self._stepped(self._lockstep.wait())
 
     def _stepped(self, step: StepResult) -> VecEnvStepReturn:
         """Give the result of a step in this trainer's form."""

@@ -6,36 +6,14 @@ Each adapter derives from this and from its trainer's class, and translates what
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from plugrl_bridges.errors import LedgerMismatch
 from plugrl_bridges.server.lockstep import Lockstep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from plugrl_bridges.server.options import BridgeOptions
-    from plugrl_bridges.server.result import StepResult
 
-__all__ = ["Adapter", "handed_over"]
-
-_Returned = TypeVar("_Returned")
-
-
-def handed_over(collect: Callable[[], StepResult], form: Callable[[StepResult], _Returned]) -> _Returned:
-    """Give a result in the form of a trainer; one that the live check refuses too, along with the `LedgerMismatch`.
-
-    Args:
-        collect: `Lockstep.wait` or `Lockstep.reset`.
-        form: Makes of the result what the trainer's call returns.
-    """
-    try:
-        step = collect()
-    except LedgerMismatch as exc:
-        if exc.refused is not None:
-            exc.refused = form(exc.refused)
-        raise
-    return form(step)
+__all__ = ["Adapter"]
 
 
 class Adapter:

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 
 from plugrl_bridges.arguments import seconds
-from plugrl_bridges.errors import ClientLost, EncodeError, EnvPoisoned, LedgerMismatch, RaggedClientError
+from plugrl_bridges.errors import ClientLost, EncodeError, EnvPoisoned, RaggedClientError
 from plugrl_bridges.server import report
 from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.server.episodes import EpisodeCounter
@@ -274,11 +274,7 @@ class Lockstep:
         verifier, upcoming = self._exchange.verifier, self._exchange.upcoming
         if verifier is None:
             return
-        try:
-            verifier.check(step, None if upcoming is None else upcoming.waiting, reset=reset)
-        except LedgerMismatch as exc:
-            exc.refused = step
-            raise
+        verifier.check(step, None if upcoming is None else upcoming.waiting, reset=reset)
 
     def _check_usable(self) -> None:
         if self._hub.forked:

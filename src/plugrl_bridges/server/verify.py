@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 _SEVERAL = "several values differ"
 _HINT = (
-    "keep a ledger on both sides (LedgerEnv and LedgerVecEnv or LedgerVectorEnv of plugrl_bridges.ledger), and "
-    "`stepledger compare` tells every value that differs"
+    'run again with verify="warn" and a ledger on both sides (LedgerEnv and LedgerVecEnv or LedgerVectorEnv of '
+    "plugrl_bridges.ledger): `stepledger compare` then names the first value that differs"
 )
 
 
