@@ -4,9 +4,8 @@ Give ``plugrl_bridges.sb3.PlugRemoteVecEnv`` to a Stable-Baselines3 algorithm, a
 to anything that takes a Gymnasium vector env: it is the server that env clients connect to. Start ``plugrl-env-client``
 (``plugrl_bridges.client``) where the environments are.
 
-Importing this package imports no trainer, no torch and not even Gymnasium; it gives the errors, which every side may
-have to catch, and sees to it that Gymnasium knows ``plugrl_bridges:PlugRL/Remote-v0`` and
-``plugrl_bridges:PlugRL/Probe-v0``.
+Importing this package imports no trainer and no torch; it gives the errors, which every side may have to catch, and
+registers ``plugrl_bridges:PlugRL/Remote-v0`` and ``plugrl_bridges:PlugRL/Probe-v0`` with Gymnasium.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from plugrl_bridges.errors import (
     UnverifiedClientError,
     WireError,
 )
-from plugrl_bridges.registration import register_when_gymnasium_is_there
+from plugrl_bridges.registration import register_envs
 
 if TYPE_CHECKING:
     from plugrl_bridges.gym import PlugRLVectorEnv
@@ -65,11 +64,11 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-register_when_gymnasium_is_there()
+register_envs()
 
 
 def __getattr__(name: str) -> object:
-    """Import the vector env when it is asked for: it needs Gymnasium."""
+    """Import the vector env, and the server with it, when it is asked for."""
     if name != "PlugRLVectorEnv":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from plugrl_bridges.gym import PlugRLVectorEnv  # noqa: PLC0415 - see above

@@ -54,10 +54,15 @@ def test_the_clients_that_are_shown_are_those_that_the_runs_need() -> None:
     )
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "yaml"], ids=lambda block: block.place)
+def configs(kind: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language == "yaml" and block.directive["rlinf"] == kind]
+
+
+@pytest.mark.parametrize("block", configs(""), ids=lambda block: block.place)
 def test_every_config_that_is_shown_composes(block: Block, tmp_path: Path) -> None:
-    (tmp_path / "shown.yaml").write_text(block.text, encoding="utf-8")
-    with initialize_config_dir(str(tmp_path), version_base="1.3"):  # the groups come from our plugin
+    [searchpath] = configs("searchpath")
+    (tmp_path / "shown.yaml").write_text(f"{searchpath.text}\n{block.text}", encoding="utf-8")
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
         config = compose(config_name="shown")
     train = config.env.train
     options = EnvOptions.from_config(train, num_envs=train.total_num_envs, index=0, instances=1)

@@ -21,7 +21,7 @@ from rlinf.envs import action_utils
 from rlinf.scheduler import Worker
 from rlinf.workers.env import env_worker
 
-from plugrl_bridges.rlinf import PlugRLEnv, cpu, ending, register
+from plugrl_bridges.rlinf import PlugRLEnv, cpu, ending, launcher, register
 from tests.support import ClientThread, CountingEnv
 from tests.test_all_attributes import defined, exported, order
 
@@ -88,13 +88,43 @@ def test_the_cpu_does_what_is_asked_of_a_device() -> None:
     assert not platform.is_initialized()
 
 
-def test_the_plugin_adds_the_configs_behind_those_that_are_there() -> None:
+def test_hydra_finds_the_configs_in_their_package() -> None:
     Plugins.instance()
-    path = create_config_search_path(None)
-    assert [entry.provider for entry in path.get_path()][-2:] == ["plugrl_bridges", "schema"]
-    loader = ConfigLoaderImpl(config_search_path=path)
+    loader = ConfigLoaderImpl(config_search_path=create_config_search_path(launcher.CONFIGS))
     assert "plugrl" in loader.get_group_options("env")
     assert {"plugrl_pendulum_ppo_mlp", "plugrl_halfcheetah_ppo_mlp"} <= set(loader.get_group_options("", None))
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments"),
+    [
+        ("hydra: {searchpath: [pkg://plugrl_bridges.rlinf.config]}\ndefaults: [plugrl_ppo_mlp, _self_]\n", []),
+        ("{}", ["--config-path", launcher.CONFIGS, "--config-name", launcher.DEFAULT_CONFIG]),
+    ],
+    ids=["search path", "config path"],
+)
+def test_a_driver_of_ones_own_knows_the_env_when_hydra_finds_the_configs(
+    tmp_path: Path, config: str, arguments: list[str]
+) -> None:
+    (tmp_path / "own.yaml").write_text(config, encoding="utf-8")
+    script = tmp_path / "driver.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import hydra, rlinf.envs
+
+            @hydra.main(version_base="1.3", config_path=".", config_name="own")
+            def main(config):
+                print(rlinf.envs.SupportedEnvType(config.env.train.env_type))
+
+            main()
+            """
+        ),
+        encoding="utf-8",
+    )
+    command = [sys.executable, str(script), *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.splitlines()[-1:] == ["SupportedEnvType.PLUGRL"], done.stderr
 
 
 @pytest.mark.parametrize("module", sorted(name for name in sys.modules if name.startswith("plugrl_bridges.rlinf")))

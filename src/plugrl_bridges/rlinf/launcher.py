@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
     from omegaconf import DictConfig
 
-__all__ = ["DEFAULT_CONFIG", "main", "train"]
+__all__ = ["CONFIGS", "DEFAULT_CONFIG", "main", "train"]
 
 logger = logging.getLogger(__name__)
 
+CONFIGS = "pkg://plugrl_bridges.rlinf.config"
+"""Where Hydra finds the configs of this package."""
 DEFAULT_CONFIG = "plugrl_pendulum_ppo_mlp"
 """What is run without ``--config-name``."""
 _MODULE = "plugrl_bridges.rlinf"
@@ -46,7 +48,7 @@ def main() -> None:
         )  # fmt: skip
     own = _own_ray()
     try:
-        hydra.main(version_base="1.3", config_path=None, config_name=DEFAULT_CONFIG)(train)()
+        hydra.main(version_base="1.3", config_path=CONFIGS, config_name=DEFAULT_CONFIG)(train)()
     except KeyboardInterrupt:
         logger.warning("interrupted: the clients were told that the run is over")
         raise SystemExit(_INTERRUPTED) from None
