@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import gymnasium
 import numpy as np
 
-from plugrl_bridges.server.adapter import Adapter
-from plugrl_bridges.server.attributes import no_call
+from plugrl_bridges.server.adapter import Adapter, no_call
 from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.server.options import BridgeOptions, TrainerOptions, takes
 

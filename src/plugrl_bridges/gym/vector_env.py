@@ -15,8 +15,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from plugrl_bridges.gym.infos import InfoDialect, InfoWriter
-from plugrl_bridges.server.adapter import Adapter
-from plugrl_bridges.server.attributes import known_attribute, no_call, no_set
+from plugrl_bridges.server.adapter import Adapter, known_attribute, no_call, no_set
 from plugrl_bridges.server.autoreset import AutoresetMode, to_autoreset_mode
 from plugrl_bridges.server.options import BridgeOptions, VecEnvOptions, takes
 

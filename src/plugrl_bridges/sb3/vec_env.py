@@ -15,8 +15,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvObs, VecEnvStepReturn
 
 from plugrl_bridges.errors import SpaceError
-from plugrl_bridges.server.adapter import Adapter
-from plugrl_bridges.server.attributes import known_attribute, no_call, no_set
+from plugrl_bridges.server.adapter import Adapter, known_attribute, no_call, no_set
 from plugrl_bridges.server.options import BridgeOptions, VecEnvOptions, takes
 
 if TYPE_CHECKING:

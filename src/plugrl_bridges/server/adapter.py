@@ -1,6 +1,7 @@
-"""Own what every adapter is beside its trainer's view: the one who listens, and who stops listening.
+"""Own what every adapter is beside its trainer's view: who listens, who stops listening, and what envs can be asked.
 
-Each adapter derives from this and from its trainer's class, and translates what ``server.lockstep`` gives.
+Each adapter derives from this and from its trainer's class, and translates what ``server.lockstep`` gives. Protocol
+version 1 carries no attributes and no calls: what is known of the envs is what a client announced.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from plugrl_bridges.server.lockstep import Lockstep
 if TYPE_CHECKING:
     from plugrl_bridges.server.options import BridgeOptions
 
-__all__ = ["Adapter"]
+__all__ = ["Adapter", "known_attribute", "no_call", "no_set"]
 
 
 class Adapter:
-    """Hold the lockstep below an adapter; call `_listen` first, and `_stop_listening` when it is closed."""
+    """What every adapter is beside its trainer's view; call `_listen` first, `_stop_listening` at the end."""
 
     def _listen(self, options: BridgeOptions) -> None:
         """Listen at once; clients are waited for later.
@@ -63,3 +64,45 @@ class Adapter:
         raise TypeError(
             f"{self!r} can be neither pickled nor copied: its clients are connected to this one; make another"
         )
+
+
+def known_attribute(lockstep: Lockstep, name: str) -> object:
+    """Return an attribute of the envs that is known here: ``render_mode``, ``spec`` (id and time limit), spaces.
+
+    Args:
+        lockstep: Connected.
+        name: Of the attribute.
+
+    Raises:
+        AttributeError: for anything else, naming what is known.
+    """
+    announced = lockstep.announced
+    known: dict[str, object] = {
+        "render_mode": announced.render_mode,
+        "observation_space": lockstep.observation_layout.space,
+        "action_space": lockstep.action_layout.space,
+    }
+    if announced.spec is not None:
+        known["spec"] = announced.spec
+    if name not in known:
+        raise AttributeError(
+            f"remote environments cannot be asked for {name!r}: protocol version 1 carries no attributes; "
+            f"known here are {sorted(known)}"
+        )
+    return known[name]
+
+
+def no_set(name: str) -> AttributeError:
+    """Return the error for an attribute that was to be set."""
+    return AttributeError(
+        f"cannot set {name!r} on remote environments: protocol version 1 carries no attributes; set it at the "
+        "client (--env-kwargs, --env-factory) or pass it as a reset option"
+    )
+
+
+def no_call(name: str) -> NotImplementedError:
+    """Return the error for a method that was to be called."""
+    return NotImplementedError(
+        f"cannot call {name!r} on remote environments: protocol version 1 carries no calls; call it at the "
+        "client, inside an --env-factory"
+    )

@@ -1,11 +1,11 @@
-"""Own what a client says of its envs with feature ``env-spec``: parsing it, and holding it against what is in use.
+"""Own what each side says of itself first: a server's metadata, a client's ``env_spec``, and what is surfaced of it.
 
-Pure. ``server.roster`` asks for it when a client arrives.
+Pure. ``server.roster`` and ``server.policy_server`` ask for it when a client arrives.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gymnasium
@@ -13,16 +13,20 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
+from plugrl_bridges import __version__
 from plugrl_bridges.errors import RemoteProtocolError, SpaceError
-from plugrl_bridges.spaces import ObservationLayout, space_from_wire
+from plugrl_bridges.spaces import ActionLayout, ObservationLayout, infer_observation_space, space_from_wire
+from plugrl_bridges.wire.messages import PROTOCOL_VERSION, Metadata
 from plugrl_bridges.wire.session import LATE_RESET, SEEDED_RESET
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from plugrl_bridges.server.options import BridgeOptions
     from plugrl_bridges.wire.codec import Value
+    from plugrl_bridges.wire.messages import Observation
 
-__all__ = ["Announced"]
+__all__ = ["Announced", "greeting", "surfaced_layout"]
 
 Space: TypeAlias = "spaces.Space[Any]"
 _MOST_ENVS = 1 << 20  # what a client says decides the number of slots, and with it memory
@@ -30,7 +34,7 @@ _MOST_ENVS = 1 << 20  # what a client says decides the number of slots, and with
 
 @dataclass(frozen=True)
 class Announced:
-    """Hold a client's ``env_spec``; everything may be unknown.
+    """A client's ``env_spec``; everything may be unknown.
 
     Attributes:
         observation_space: One env's space.
@@ -97,6 +101,16 @@ class Announced:
             client=" ".join(filter(None, (name, version))) or Announced.client,
         )
 
+    def surfaced(self, options: BridgeOptions) -> Announced:
+        """Return the same with only what the options surface of its observation space.
+
+        Raises:
+            SpaceError: naming the keys that the space lacks.
+        """
+        if self.observation_space is None:
+            return self
+        return replace(self, observation_space=_surfaced_space(options, self.observation_space))
+
     def check_against(self, observation_space: Space, action_space: Space | None, warn: Callable[[str], None]) -> None:
         """Refuse a client whose spaces cannot be those in use; say what differs without harm.
 
@@ -154,10 +168,80 @@ def _bounded(spec: Mapping[str, Value], key: str, least: int) -> int | None:
 
 
 def _same_build(own: Space, used: Space) -> bool:
-    """Tell whether two spaces differ in bounds and dtype at most."""
+    """Return whether two spaces differ in bounds and dtype at most."""
     if isinstance(own, spaces.Discrete) or isinstance(used, spaces.Discrete):
         return isinstance(own, spaces.Discrete) and isinstance(used, spaces.Discrete) and bool(own.n == used.n)
     left, right = ObservationLayout(own).leaves, ObservationLayout(used).leaves
     return len(left) == len(right) and all(
         a.path == b.path and int(np.prod(a.shape)) == int(np.prod(b.shape)) for a, b in zip(left, right, strict=True)
     )
+
+
+def surfaced_layout(options: BridgeOptions, announced: Space | None, observation: Observation) -> ObservationLayout:
+    """Make the layout of what is surfaced.
+
+    Args:
+        options: Its space goes before what is announced, and that before what can be inferred.
+        announced: The observation space that a client announces, or None.
+        observation: Its first observation, for what can be inferred.
+
+    Raises:
+        SpaceError: if a key is not there, the observations are empty, or a space cannot travel.
+    """
+    if options.observation_space is not None:
+        space = options.observation_space
+    elif announced is not None:
+        space = _surfaced_space(options, announced)
+    else:
+        space = infer_observation_space(observation, image_key=options.image_key, state_key=options.state_key)
+    return _named(options, ObservationLayout(space))
+
+
+def _surfaced_space(options: BridgeOptions, space: Space) -> Space:
+    """Return the part of an announced space that the keys ask for."""
+    keys = _keys(options)
+    if not keys or not isinstance(space, spaces.Dict):
+        return space
+    missing = [key for key in keys if key not in space.spaces]
+    if missing:
+        raise SpaceError(f"it announces no entry {missing}: it has {list(space.spaces)}")
+    return space[keys[0]] if len(keys) == 1 else spaces.Dict({key: space[key] for key in keys})
+
+
+def _keys(options: BridgeOptions) -> list[str]:
+    """Entries to surface; none means all."""
+    return [key for key in (options.image_key, options.state_key) if key is not None]
+
+
+def _named(options: BridgeOptions, layout: ObservationLayout) -> ObservationLayout:
+    """Have the one entry that is surfaced found under its own name, for the space no longer says it."""
+    keys = _keys(options)
+    if len(keys) == 1:
+        [key] = keys
+        if not (isinstance(layout.space, spaces.Dict) and key in layout.space.spaces):
+            layout.leaves = tuple(
+                replace(leaf, name=f"{key}/{leaf.name}" if leaf.path else key) for leaf in layout.leaves
+            )
+    return layout
+
+
+def greeting(options: BridgeOptions, features: Sequence[str]) -> Metadata:
+    """Make the metadata: what is not known yet is left out.
+
+    Args:
+        options: Say the horizon, and the width of an action if they have its space.
+        features: Names of the optional features that are offered [10].
+
+    Raises:
+        SpaceError: for an action space that cannot travel.
+    """
+    data: dict[str, Any] = {
+        "protocol_version": PROTOCOL_VERSION,
+        "server": "plugrl-bridges",
+        "server_version": __version__,
+        "action_horizon": options.action_horizon,
+        "features": list(features),
+    }
+    if options.action_space is not None:
+        data["action_dim"] = ActionLayout(options.action_space).width
+    return Metadata(data)

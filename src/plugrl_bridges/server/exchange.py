@@ -30,8 +30,8 @@ from plugrl_bridges.wire.messages import Action, Feedback, Infer, Metadata, Rese
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from plugrl_bridges.server.hub import Peer
     from plugrl_bridges.server.options import BridgeOptions
-    from plugrl_bridges.server.peer import Peer
     from plugrl_bridges.server.seats import Loss, Seat
     from plugrl_bridges.spaces import ObservationLayout
     from plugrl_bridges.wire.codec import Array

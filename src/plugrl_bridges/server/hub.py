@@ -17,11 +17,11 @@ import os
 import selectors
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from plugrl_bridges.errors import ConnectionClosed, PlugRLError, RemoteProtocolError
 from plugrl_bridges.server.lifetime import LifeLine
-from plugrl_bridges.server.peer import Peer
 from plugrl_bridges.transport import Listener, State
 from plugrl_bridges.wire.closing import GOING_AWAY, INTERNAL_ERROR, RESYNC, STOP
 from plugrl_bridges.wire.messages import Feedback, Infer, Metadata
@@ -30,17 +30,59 @@ from plugrl_bridges.wire.session import State as Due
 
 if TYPE_CHECKING:
     from plugrl_bridges.server.options import BridgeOptions
+    from plugrl_bridges.transport import WebSocket
     from plugrl_bridges.wire.codec import Buffer
 
-__all__ = ["Hub", "HubConsumer"]
+__all__ = ["Hub", "HubConsumer", "Peer"]
 
 logger = logging.getLogger(__name__)
-
 
 _HANDSHAKE_TIMEOUT_S = 10.0
 _FIRST_MESSAGE_TIMEOUT_S = 60.0  # a client may build its simulators after it connected
 _CLOSE_TIMEOUT_S = 2.0
 _CHORES_PERIOD_S = 0.2
+
+
+@dataclass(eq=False)
+class Peer:
+    """One connection, as the hub and its consumer see it: who, since when, what came last.
+
+    Attributes:
+        number: Counts connections of this hub, in order of arrival.
+        websocket: The transport; the hub alone drives it.
+        session: The order of messages.
+        since: ``time.monotonic()`` at accept.
+        greeted: Whether the metadata was sent.
+        spoke: Whether a valid first message came.
+        lost: Whether the consumer was told of its end.
+        last_message: Type of the last message that came, for error texts.
+        pinged_at: ``time.monotonic()`` of the last ping.
+        silent_since: When the first ping was sent that is unanswered, or None.
+        ended_at: When this side began to close it, or None.
+    """
+
+    number: int
+    websocket: WebSocket
+    session: ServerSession
+    fd: int
+    since: float = field(default_factory=time.monotonic)
+    greeted: bool = False
+    spoke: bool = False
+    lost: bool = False
+    last_message: str = "nothing"
+    last_message_at: float = field(default_factory=time.monotonic)
+    pinged_at: float = field(default_factory=time.monotonic)
+    silent_since: float | None = None
+    ended_at: float | None = None
+
+    @property
+    def address(self) -> str:
+        """The peer's address, ``host:port``."""
+        return self.websocket.address
+
+    def last_words(self) -> str:
+        """Return what came last and how long ago, for error texts."""
+        return f"{self.last_message} {time.monotonic() - self.last_message_at:.1f} s ago"
 
 
 class HubConsumer(Protocol):

@@ -17,10 +17,10 @@ from gymnasium.error import ResetNeeded
 from plugrl_bridges.arguments import seconds
 from plugrl_bridges.errors import ClientLost, EncodeError, EnvPoisoned, RaggedClientError
 from plugrl_bridges.server import report
+from plugrl_bridges.server.announced import greeting
 from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.server.episodes import EpisodeCounter
 from plugrl_bridges.server.exchange import Exchange
-from plugrl_bridges.server.greeting import greeting
 from plugrl_bridges.server.roster import known
 from plugrl_bridges.server.seats import Event, Stage
 from plugrl_bridges.spaces import ActionLayout, ObservationLayout

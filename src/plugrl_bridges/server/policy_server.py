@@ -14,38 +14,34 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
 
 from plugrl_bridges.arguments import whole_or_none
 from plugrl_bridges.errors import ConnectTimeout, EnvPoisoned, RemoteProtocolError, SpaceError
 from plugrl_bridges.server import report
-from plugrl_bridges.server.announced import Announced
-from plugrl_bridges.server.greeting import greeting
-from plugrl_bridges.server.held import HeldObservations
+from plugrl_bridges.server.announced import Announced, greeting, surfaced_layout
 from plugrl_bridges.server.hub import Hub
 from plugrl_bridges.server.options import BridgeOptions, ListenOptions, takes
-from plugrl_bridges.server.policy import as_function, to_wire
-from plugrl_bridges.server.surfaced import surfaced_layout, surfaced_space
 from plugrl_bridges.server.tally import ServedClient, ServedEpisode, Tally
 from plugrl_bridges.spaces import ActionLayout, ObservationLayout
+from plugrl_bridges.wire.arrays import Array, Value
 from plugrl_bridges.wire.closing import FEEDBACK_TIMEOUT, GOING_AWAY
 from plugrl_bridges.wire.messages import Action
 from plugrl_bridges.wire.session import ENV_SPEC, REUSE_FEEDBACK_OBS
 from plugrl_bridges.wire.session import State as Due
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gymnasium import spaces
     from typing_extensions import Unpack
 
-    from plugrl_bridges.server.peer import Peer
-    from plugrl_bridges.server.policy import Policy, Predicts
-    from plugrl_bridges.wire.arrays import Array
-    from plugrl_bridges.wire.messages import Feedback, Infer
+    from plugrl_bridges.server.hub import Peer
+    from plugrl_bridges.wire.messages import Feedback, Infer, Observation
 
-__all__ = ["FEATURES", "Ending", "PolicyServer", "PolicySummary"]
+__all__ = ["FEATURES", "Ending", "Policy", "PolicyServer", "PolicySummary", "Predicts"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +57,18 @@ _FIRST_REPORT_S = 5.0
 _PROGRESS_S = 0.5
 
 
+Policy: TypeAlias = Callable[[Value], Array]
+"""A function of a batch of observations, nested as their space is, that returns actions."""
+
+
+@runtime_checkable
+class Predicts(Protocol):
+    """A model of Stable-Baselines3, or what looks like one."""
+
+    def predict(self, observation: Any, *, deterministic: bool) -> tuple[Any, Any]:  # noqa: ANN401 - its own signature
+        """Return the actions for a batch of observations, and the state of a recurrent policy or None."""
+
+
 class Ending(enum.Enum):
     """Why a run ended."""
 
@@ -71,7 +79,7 @@ class Ending(enum.Enum):
 
 @dataclass(frozen=True)
 class PolicySummary:
-    """Say what came of a run.
+    """What came of a run.
 
     Attributes:
         episodes: Finished episodes in the order of their ends; with a number of episodes asked for, each env's share.
@@ -91,14 +99,72 @@ class PolicySummary:
         return [episode.ret for episode in self.episodes]
 
 
+class _Held:
+    """The last reported observation of each env, which ``reuse-feedback-obs`` [10.1] may ask for again.
+
+    Call `keep` with each feedback, and `batch` with each infer. A lockstep needs none: its batch holds them.
+
+    Args:
+        layout: Of one env's observation.
+    """
+
+    def __init__(self, layout: ObservationLayout) -> None:
+        self._layout = layout
+        self._row_of: dict[int, int] = {}
+        self._arrays = layout.allocate(0)
+
+    def keep(self, env_indices: Array, observation: Observation) -> None:
+        """Copy a feedback's observations.
+
+        Raises:
+            RemoteProtocolError: if they do not fit the layout [5.2].
+        """
+        names = env_indices.tolist()
+        for env in names:
+            self._row_of.setdefault(env, len(self._row_of))
+        self._make_room(len(self._row_of))
+        self._layout.read(observation, self._arrays, self._rows(names))
+
+    def batch(self, infer: Infer) -> list[Array]:
+        """Return the observations of all envs of an infer, in its order: one fresh array ``[n, *shape]`` per leaf.
+
+        Raises:
+            RemoteProtocolError: if what the infer brings does not fit the layout [5.2].
+        """
+        n = len(infer.env_indices)
+        arrays = self._layout.allocate(n)
+        if infer.reuse is None:
+            self._layout.read(infer.observation, arrays, slice(0, n))
+            return arrays
+        brought, marked = np.flatnonzero(~infer.reuse), np.flatnonzero(infer.reuse)
+        if len(brought):
+            self._layout.read(infer.observation, arrays, brought)
+        rows = self._rows(infer.env_indices[marked].tolist())
+        for array, held in zip(arrays, self._arrays, strict=True):
+            array[marked] = held[rows]
+        return arrays
+
+    def _rows(self, names: list[int]) -> Array:
+        return np.array([self._row_of[env] for env in names], np.int64)
+
+    def _make_room(self, rows: int) -> None:
+        have = len(self._arrays[0]) if self._arrays else rows
+        if rows <= have:
+            return
+        grown = self._layout.allocate(max(rows, 2 * have))
+        for array, old in zip(grown, self._arrays, strict=True):
+            array[:have] = old
+        self._arrays = grown
+
+
 @dataclass
 class _Served:
-    """Remember one connection."""
+    """One connection."""
 
     peer: Peer
     layout: ObservationLayout
     actions: ActionLayout | None
-    held: HeldObservations
+    held: _Held
     answered_at: float = 0.0
 
 
@@ -147,7 +213,7 @@ class PolicyServer:
     ) -> None:
         self._episodes = whole_or_none("episodes", episodes, 1)
         self._steps = whole_or_none("steps", steps, 1)
-        self._policy = as_function(policy)
+        self._policy = _as_function(policy)
         self._accepts, self._on_progress = accepts, on_progress
         self._options = BridgeOptions(num_envs=num_envs, action_horizon=action_horizon, **options)
         if self._options.observation_space is not None:
@@ -218,7 +284,7 @@ class PolicyServer:
     # What the hub tells -----------------------------------------------------------------------------------------
 
     def on_infer(self, peer: Peer, infer: Infer) -> None:
-        """Take an infer; `run` answers it, in its own thread."""
+        """Accept an infer; `run` answers it, in its own thread."""
         served = self._served.get(peer.number)
         if served is None:
             served, announced = self._welcome(peer, infer)
@@ -231,7 +297,7 @@ class PolicyServer:
         self._asking.append((served, batch))
 
     def on_feedback(self, peer: Peer, feedback: Feedback, dropped: tuple[int, ...]) -> None:  # noqa: ARG002 - gone already
-        """Take a feedback: hold its observations, count the rest."""
+        """Record a feedback: hold its observations, count the rest."""
         self._served[peer.number].held.keep(feedback.env_indices, feedback.observation)
         if self._ending is not None:
             return
@@ -242,7 +308,7 @@ class PolicyServer:
             self._finish(Ending.STEPS)
 
     def on_lost(self, peer: Peer, why: str) -> None:
-        """Take the end of a connection; the others go on."""
+        """Record the end of a connection; the others go on."""
         if self._served.pop(peer.number, None) is None:
             return
         finished = peer.websocket.close_code == _NORMAL_CLOSURE  # [7.5]
@@ -261,17 +327,14 @@ class PolicyServer:
         announced = Announced.from_wire(infer.env_spec, FEATURES)
         try:
             layout = surfaced_layout(options, announced.observation_space, infer.observation)
-            if announced.observation_space is not None:
-                surfaced = surfaced_space(options, announced.observation_space)
-                announced = replace(announced, observation_space=surfaced)
-            announced.check_against(layout.space, options.action_space, self._warn_once)
+            announced.surfaced(options).check_against(layout.space, options.action_space, self._warn_once)
             if self._accepts is not None and not self._accepts(layout.space):
                 raise SpaceError(f"the policy does not take its observation space {layout.space}")
             action_space = announced.action_space if options.action_space is None else options.action_space
             actions = None if action_space is None else ActionLayout(action_space)
         except SpaceError as exc:
             raise SpaceError(f"the client at {peer.address} does not fit: {exc}") from exc
-        return _Served(peer, layout, actions, HeldObservations(layout)), announced
+        return _Served(peer, layout, actions, _Held(layout)), announced
 
     def _first_batch(self, served: _Served, announced: Announced, infer: Infer) -> list[Array]:
         try:
@@ -335,7 +398,7 @@ class PolicyServer:
             if peer.lost or asked is None or self._hub.closing:
                 return
             try:
-                wire = to_wire(actions, served.actions, len(asked.env_indices), self._options.action_horizon)
+                wire = _to_wire(actions, served.actions, len(asked.env_indices), self._options.action_horizon)
             except ValueError as exc:
                 raise ValueError(f"the policy gave no actions for {peer.address}: {exc}") from exc
             served.answered_at = time.monotonic()
@@ -350,7 +413,7 @@ class PolicyServer:
 
 
 class _Waiting:
-    """Bound and report the time without clients.
+    """The time without clients, bounded and reported.
 
     Args:
         limit_s: Seconds after which to give up, or None.
@@ -386,3 +449,39 @@ class _Waiting:
             raise ConnectTimeout(f"gave up {text}")
         self._report_s *= 2
         logger.warning("%s", text)
+
+
+def _as_function(policy: Policy | Predicts) -> Policy:
+    """Return the function of a policy; a model's deterministic actions."""
+    if isinstance(policy, Predicts):
+        return lambda observation: _predicted(policy, observation)
+    if not callable(policy):
+        raise TypeError(f"policy must be callable or have a predict method, got {type(policy).__name__} {policy!r}")
+    return policy
+
+
+def _predicted(model: Predicts, observation: Value) -> Array:
+    actions, state = model.predict(observation, deterministic=True)
+    if state is not None:
+        raise ValueError("a recurrent policy cannot be served: nobody keeps its state for it from call to call")
+    return np.asarray(actions)
+
+
+def _to_wire(actions: object, layout: ActionLayout | None, n: int, horizon: int) -> Array:
+    """Make ``[H, n, *da]`` of what a policy gave for n envs.
+
+    Raises:
+        ValueError: naming what is wrong with it.
+    """
+    array = np.asarray(actions)
+    if layout is not None:
+        if horizon == 1 and array.shape == (n, 1, *layout.shape):
+            array = array[:, 0]
+        return layout.to_wire(array, n, horizon)
+    steps = () if horizon == 1 else (horizon,)
+    if array.shape[: 1 + len(steps)] != (n, *steps) or array.dtype.kind not in "biuf":
+        raise ValueError(f"an array {array.dtype}{list(array.shape)}, expected numbers {[n, *steps, '...']}")
+    if array.dtype.kind == "f" and np.isnan(array).any():
+        raise ValueError("there is NaN in it")
+    array = array[None] if horizon == 1 else np.moveaxis(array, 1, 0)
+    return array[..., None] if array.ndim == 2 else array

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -22,11 +21,10 @@ from plugrl_bridges.errors import (
     UnverifiedClientError,
 )
 from plugrl_bridges.server import report
-from plugrl_bridges.server.announced import Announced
+from plugrl_bridges.server.announced import Announced, surfaced_layout
 from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.server.seats import Brought, Event, Loss, Seat, Stage
 from plugrl_bridges.server.slots import Candidate, Effect, Parked, Seated, SlotTable
-from plugrl_bridges.server.surfaced import surfaced_layout, surfaced_space
 from plugrl_bridges.server.verify import check_spaces
 from plugrl_bridges.spaces import ActionLayout
 from plugrl_bridges.wire.info import own
@@ -35,8 +33,8 @@ from plugrl_bridges.wire.session import LATE_RESET, STEP_DIGEST
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from plugrl_bridges.server.hub import Peer
     from plugrl_bridges.server.options import BridgeOptions
-    from plugrl_bridges.server.peer import Peer
     from plugrl_bridges.spaces import ObservationLayout
     from plugrl_bridges.wire.messages import Infer
 
@@ -327,8 +325,7 @@ class Roster:
             raise error from exc
 
     def _check_fits(self, announced: Announced, layout: ObservationLayout, action_layout: ActionLayout) -> None:
-        if announced.observation_space is not None:
-            announced = replace(announced, observation_space=surfaced_space(self._options, announced.observation_space))
+        announced = announced.surfaced(self._options)
         announced.check_against(layout.space, action_layout.space, self._warn_of_spaces)
         if self._options.verify and STEP_DIGEST in announced.features:
             check_spaces(announced, layout, action_layout)

@@ -17,7 +17,7 @@ from plugrl_bridges.wire.closing import FEEDBACK_TIMEOUT
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from plugrl_bridges.server.peer import Peer
+    from plugrl_bridges.server.hub import Peer
     from plugrl_bridges.wire.codec import Array, Value
 
 __all__ = ["AFTER", "TRANSITIONS", "Brought", "Event", "Loss", "Seat", "Stage"]
