@@ -58,6 +58,10 @@ types: $(READY) ## Check types
 	@$(BIN)/mypy
 	@$(BIN)/mypy $(OLDEST) src
 
+.PHONY: docs
+docs: $(READY) ## Build the documentation as a site, into build/site
+	@$(BIN)/mkdocs build --quiet
+
 .PHONY: bench
 bench: $(READY) ## Measure what the boundary between the processes costs
 	@$(BIN)/python -m benchmarks.boundary $(ARGS)
@@ -77,7 +81,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "    2/3 torch"
 	@$(PIP) install -qq -c constraints.txt torch
 	@echo "    3/3 everything else"
-	@$(PIP) install -qq -c constraints.txt -e '.[demo,mujoco,atari,cleanrl]' --group dev
+	@$(PIP) install -qq -c constraints.txt -e '.[demo,mujoco,atari,cleanrl]' --group dev --group docs
 	@touch $@
 	@echo "==> installed"
 

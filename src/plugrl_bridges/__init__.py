@@ -37,6 +37,7 @@ from plugrl_bridges.registration import register_envs
 
 if TYPE_CHECKING:
     from plugrl_bridges.gym import PlugRLVectorEnv
+    from plugrl_bridges.server.policy_server import PolicyServer, PolicySummary
 
 __all__ = [
     "ClientLost",
@@ -53,6 +54,8 @@ __all__ = [
     "LocalProtocolError",
     "PlugRLError",
     "PlugRLVectorEnv",
+    "PolicyServer",
+    "PolicySummary",
     "RaggedClientError",
     "RemoteProtocolError",
     "SpaceError",
@@ -68,9 +71,13 @@ register_envs()
 
 
 def __getattr__(name: str) -> object:
-    """Import the vector env, and the server with it, when it is asked for."""
-    if name != "PlugRLVectorEnv":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from plugrl_bridges.gym import PlugRLVectorEnv  # noqa: PLC0415 - see above
+    """Import the servers when they are asked for: a client needs none."""
+    if name == "PlugRLVectorEnv":
+        from plugrl_bridges.gym import PlugRLVectorEnv  # noqa: PLC0415 - see above
 
-    return PlugRLVectorEnv
+        return PlugRLVectorEnv
+    if name in {"PolicyServer", "PolicySummary"}:
+        from plugrl_bridges.server import policy_server  # noqa: PLC0415 - see above
+
+        return getattr(policy_server, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
