@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-__all__ = ["FORMATS", "Episode", "find_episode_logs", "plot_learning_curves", "read_episodes"]
+__all__ = ["FORMATS", "LoggedEpisode", "find_episode_logs", "plot_learning_curves", "read_episodes"]
 
 FORMATS = (".png", ".svg")
 """Suffixes of the pictures that `plot_learning_curves` writes."""
@@ -33,7 +33,7 @@ _POINTS = 500  # of a mean; more would not show
 Curve: TypeAlias = "tuple[NDArray[np.float64], NDArray[np.float64]]"
 
 
-class Episode:
+class LoggedEpisode:
     """Hold one row of an episode log.
 
     Attributes:
@@ -54,7 +54,7 @@ class Episode:
         self.step = int(row["step"])
 
 
-def read_episodes(path: str | os.PathLike[str]) -> dict[int, list[Episode]]:
+def read_episodes(path: str | os.PathLike[str]) -> dict[int, list[LoggedEpisode]]:
     """Read an episode log; give it to `plot_learning_curves`, or use it as it is.
 
     Args:
@@ -67,7 +67,7 @@ def read_episodes(path: str | os.PathLike[str]) -> dict[int, list[Episode]]:
         OSError: if it cannot be read.
         ValueError: naming the file and the line, if it is no episode log.
     """
-    episodes: defaultdict[int, list[Episode]] = defaultdict(list)
+    episodes: defaultdict[int, list[LoggedEpisode]] = defaultdict(list)
     with Path(path).open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         try:
@@ -76,7 +76,7 @@ def read_episodes(path: str | os.PathLike[str]) -> dict[int, list[Episode]]:
                 raise ValueError(f"{path} is no episode log: it has no column {', '.join(missing)}")
             for row in reader:
                 try:
-                    episode = Episode(row)
+                    episode = LoggedEpisode(row)
                 except (TypeError, ValueError) as exc:  # None stands for what a line is too short for
                     raise ValueError(f"{path} is no episode log: line {reader.line_num}: {exc}") from exc
                 episodes[episode.slot].append(episode)
@@ -174,7 +174,7 @@ def plot_learning_curves(
         figure.savefig(out, dpi=120, **plain)
 
 
-def _draw(ax: Axes, slots: dict[int, list[Episode]], name: str) -> None:
+def _draw(ax: Axes, slots: dict[int, list[LoggedEpisode]], name: str) -> None:
     num_envs = max(slots) + 1  # a slot may have finished no episode
     curves = [_curve(episodes, num_envs) for episodes in slots.values()]
     for steps, returns in curves:
@@ -190,7 +190,7 @@ def _draw(ax: Axes, slots: dict[int, list[Episode]], name: str) -> None:
     ax.legend(loc="lower right")
 
 
-def _curve(episodes: Sequence[Episode], num_envs: int) -> Curve:
+def _curve(episodes: Sequence[LoggedEpisode], num_envs: int) -> Curve:
     """Give the env steps of the whole run at which a slot's episodes ended, and their returns."""
     # A vector step is one env step per slot. With action chunks it is several, and the lengths tell how many.
     taken = accumulate(episode.length for episode in episodes)

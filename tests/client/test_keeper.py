@@ -13,7 +13,7 @@ import pytest
 from websockets.frames import Frame, Opcode
 
 from plugrl_bridges.client import EnvClient
-from plugrl_bridges.client.keeper import Line
+from plugrl_bridges.client.keeper import KeptConnection
 from plugrl_bridges.errors import ConnectionClosed
 from plugrl_bridges.transport import Listener
 from plugrl_bridges.wire.messages import Metadata, to_bytes
@@ -125,7 +125,7 @@ def ignore(frame: Frame) -> None:
 def test_a_silent_server_is_lost() -> None:
     ours, peer = raw_end(server=False)
     with peer:
-        line = Line(ours, stopping=lambda: False, idle=lambda: None, ping_interval=0.1, ping_timeout=0.4)
+        line = KeptConnection(ours, stopping=lambda: False, idle=lambda: None, ping_interval=0.1, ping_timeout=0.4)
         with pytest.raises(ConnectionClosed, match=r"nothing was heard for .* s, \d+ pings unanswered"):
             line.receive()
         line.shut()
@@ -164,7 +164,7 @@ def test_a_message_on_its_way_may_still_be_finished_after_a_stop() -> None:
 
     ours, peer = raw_end(server=False)
     with peer:
-        line = Line(ours, stopping=stopping, idle=lambda: None, ping_interval=None, ping_timeout=None)
+        line = KeptConnection(ours, stopping=stopping, idle=lambda: None, ping_interval=None, ping_timeout=None)
         line._stop_heard_at = math.inf  # that half a second is however long this machine needs
         task = Task(lambda: line.send([bytes(1 << 22)]))
         assert peer.recv(1, socket.MSG_PEEK)

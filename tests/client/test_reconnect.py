@@ -7,23 +7,23 @@ import random
 
 import pytest
 
-from plugrl_bridges.client.reconnect import Backoff, Ending, meaning_of_close
+from plugrl_bridges.client.reconnect import AfterClose, Backoff, meaning_of_close
 
 
 @pytest.mark.parametrize(
     ("code", "reason", "ending"),
     [
-        (1001, "plugrl-server-stop", Ending.STOP),
-        (1001, "plugrl-server-resync", Ending.RETRY),
-        (1001, "Feedback timeout", Ending.RETRY),
-        (1001, "", Ending.RETRY),
-        (1011, "Internal server error.", Ending.RETRY),
-        (1011, "plugrl-server-stop", Ending.RETRY),
-        (1000, "", Ending.RETRY),
-        (1006, "", Ending.RETRY),
+        (1001, "plugrl-server-stop", AfterClose.STOP),
+        (1001, "plugrl-server-resync", AfterClose.RETRY),
+        (1001, "Feedback timeout", AfterClose.RETRY),
+        (1001, "", AfterClose.RETRY),
+        (1011, "Internal server error.", AfterClose.RETRY),
+        (1011, "plugrl-server-stop", AfterClose.RETRY),
+        (1000, "", AfterClose.RETRY),
+        (1006, "", AfterClose.RETRY),
     ],
 )
-def test_meaning_of_a_close(code: int, reason: str, ending: Ending) -> None:
+def test_meaning_of_a_close(code: int, reason: str, ending: AfterClose) -> None:
     assert meaning_of_close(code, reason) is ending
 
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from plugrl_bridges.errors import EncodeError, LocalProtocolError, RemoteProtocolError
 from plugrl_bridges.wire.codec import encode
 from plugrl_bridges.wire.messages import Action, Feedback, Infer, Message, Metadata, Observation, parse_bytes, to_bytes
-from plugrl_bridges.wire.session import TRANSITIONS, ClientSession, Role, ServerSession, State
+from plugrl_bridges.wire.session import TRANSITIONS, ClientSession, Due, Role, ServerSession
 from tests.wire.strategies import FEATURES, action_for, actions, feedbacks, ids, infers, metadata
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ MESSAGES: dict[str, Message] = {
 }
 
 
-def server_in(state: State, opening: Metadata = EVERYTHING) -> ServerSession:
+def server_in(state: Due, opening: Metadata = EVERYTHING) -> ServerSession:
     session = ServerSession()
-    steps: list[tuple[State, Callable[[], object]]] = [
-        (State.INFER, lambda: session.open(opening)),
-        (State.ACTION, lambda: session.receive(sent(infer(0, 1)))),
-        (State.FEEDBACK, lambda: session.answer(action_for([0, 1]))),
+    steps: list[tuple[Due, Callable[[], object]]] = [
+        (Due.INFER, lambda: session.open(opening)),
+        (Due.ACTION, lambda: session.receive(sent(infer(0, 1)))),
+        (Due.FEEDBACK, lambda: session.answer(action_for([0, 1]))),
     ]
     for after, step in steps:
         if session.state is state:
@@ -66,12 +66,12 @@ def server_in(state: State, opening: Metadata = EVERYTHING) -> ServerSession:
     return session
 
 
-def client_in(state: State, opening: Metadata = EVERYTHING) -> ClientSession:
+def client_in(state: Due, opening: Metadata = EVERYTHING) -> ClientSession:
     session = ClientSession()
-    steps: list[tuple[State, Callable[[], object]]] = [
-        (State.INFER, lambda: session.receive(sent(opening))),
-        (State.ACTION, lambda: session.infer(infer(0, 1))),
-        (State.FEEDBACK, lambda: session.receive(sent(action_for([0, 1])))),
+    steps: list[tuple[Due, Callable[[], object]]] = [
+        (Due.INFER, lambda: session.receive(sent(opening))),
+        (Due.ACTION, lambda: session.infer(infer(0, 1))),
+        (Due.FEEDBACK, lambda: session.receive(sent(action_for([0, 1])))),
     ]
     for after, step in steps:
         if session.state is state:
@@ -83,19 +83,19 @@ def client_in(state: State, opening: Metadata = EVERYTHING) -> ClientSession:
 
 
 def test_the_table_is_a_ring_of_all_states_and_messages() -> None:
-    assert set(TRANSITIONS) == set(State)
-    assert {after for _, _, after in TRANSITIONS.values()} == set(State) - {State.METADATA}
+    assert set(TRANSITIONS) == set(Due)
+    assert {after for _, _, after in TRANSITIONS.values()} == set(Due) - {Due.METADATA}
     for state, (due, _, _) in TRANSITIONS.items():
         assert due.message_type == state.value
 
 
 each_pair = pytest.mark.parametrize("kind", MESSAGES)
-each_state = pytest.mark.parametrize("state", State)
+each_state = pytest.mark.parametrize("state", Due)
 
 
 @each_state
 @each_pair
-def test_server_receives_only_what_is_due(state: State, kind: str) -> None:
+def test_server_receives_only_what_is_due(state: Due, kind: str) -> None:
     session, message = server_in(state), MESSAGES[kind]
     due, sender, after = TRANSITIONS[state]
     if type(message) is due and sender is Role.CLIENT:
@@ -109,7 +109,7 @@ def test_server_receives_only_what_is_due(state: State, kind: str) -> None:
 
 @each_state
 @each_pair
-def test_client_receives_only_what_is_due(state: State, kind: str) -> None:
+def test_client_receives_only_what_is_due(state: Due, kind: str) -> None:
     session, message = client_in(state), MESSAGES[kind]
     due, sender, after = TRANSITIONS[state]
     if type(message) is due and sender is Role.SERVER:
@@ -122,7 +122,7 @@ def test_client_receives_only_what_is_due(state: State, kind: str) -> None:
 
 @each_state
 @pytest.mark.parametrize("kind", ["metadata", "action"])
-def test_server_sends_only_what_is_due(state: State, kind: str) -> None:
+def test_server_sends_only_what_is_due(state: Due, kind: str) -> None:
     session, message = server_in(state), MESSAGES[kind]
     send: Any = session.open if kind == "metadata" else session.answer
     if type(message) is TRANSITIONS[state][0]:
@@ -136,7 +136,7 @@ def test_server_sends_only_what_is_due(state: State, kind: str) -> None:
 
 @each_state
 @pytest.mark.parametrize("kind", ["infer", "feedback"])
-def test_client_sends_only_what_is_due(state: State, kind: str) -> None:
+def test_client_sends_only_what_is_due(state: Due, kind: str) -> None:
     session, message = client_in(state), MESSAGES[kind]
     send: Any = session.infer if kind == "infer" else session.feedback
     if type(message) is TRANSITIONS[state][0]:
@@ -150,9 +150,9 @@ def test_client_sends_only_what_is_due(state: State, kind: str) -> None:
 
 @pytest.mark.parametrize("make", [server_in, client_in])
 def test_garbage_and_text_frames_are_refused_in_every_state(
-    make: Callable[[State], ServerSession | ClientSession],
+    make: Callable[[Due], ServerSession | ClientSession],
 ) -> None:
-    for state in State:
+    for state in Due:
         for data, clause in ((b"\xc1", "3"), (b"\x80", "2"), ("{}", "1")):
             with pytest.raises(RemoteProtocolError) as caught:
                 make(state).receive(data)
@@ -174,19 +174,19 @@ def test_a_parser_of_the_same_meaning_can_be_given() -> None:
 
 
 def test_an_unencodable_message_changes_nothing() -> None:
-    server, client = server_in(State.METADATA), client_in(State.INFER)
+    server, client = server_in(Due.METADATA), client_in(Due.INFER)
     with pytest.raises(EncodeError):
         server.open(Metadata({"policy": object()}))
-    assert server.state is State.METADATA
+    assert server.state is Due.METADATA
     with pytest.raises(EncodeError):
         client.infer(infer(0, env_spec={"env_id": 2**70}))
-    assert client.state is State.INFER
+    assert client.state is Due.INFER
     client.infer(infer(0))
 
 
 class TestServer:
     def test_knows_who_asked_and_who_holds_an_action(self) -> None:
-        server = server_in(State.INFER)
+        server = server_in(Due.INFER)
         assert (server.asked, server.holding) == (None, frozenset())
         server.receive(sent(infer(4, 2)))
         assert server.asked is not None
@@ -200,7 +200,7 @@ class TestServer:
         "action", [action_for([1, 0]), action_for([0]), action_for([0, 1, 2]), Action(None, np.zeros((1, 2)))]
     )
     def test_answers_exactly_the_envs_that_asked(self, action: Action) -> None:
-        server = server_in(State.ACTION)
+        server = server_in(Due.ACTION)
         with pytest.raises(LocalProtocolError, match=r"\[5\.3\]"):
             server.answer(action)
         server.answer(action_for([0, 1]))
@@ -208,10 +208,10 @@ class TestServer:
     @pytest.mark.parametrize("shape", [(1, 3, 2), (2,), (2, 1)])
     def test_answers_with_one_row_per_env(self, shape: tuple[int, ...]) -> None:
         with pytest.raises(LocalProtocolError, match=r"\[5\.3\] an action for 2 envs"):
-            server_in(State.ACTION).answer(Action(ids([0, 1]), np.zeros(shape)))
+            server_in(Due.ACTION).answer(Action(ids([0, 1]), np.zeros(shape)))
 
     def test_feedback_may_name_other_envs_than_the_infer(self) -> None:
-        server = server_in(State.FEEDBACK)
+        server = server_in(Due.FEEDBACK)
         server.receive(sent(feedback(1)))
         server.receive(sent(infer(1)))
         server.answer(action_for([1]))
@@ -219,14 +219,14 @@ class TestServer:
         assert (message.env_indices.tolist(), dropped) == ([0], ())
 
     def test_an_env_that_holds_an_action_may_not_ask_again(self) -> None:
-        server = server_in(State.FEEDBACK)
+        server = server_in(Due.FEEDBACK)
         server.receive(sent(feedback(1)))
         with pytest.raises(RemoteProtocolError, match="env 0 asks for a chunk") as caught:
             server.receive(sent(infer(1, 0)))
         assert caught.value.clause == "4.3"
 
     def test_rows_of_envs_without_an_action_are_dropped_with_their_info(self) -> None:
-        server = server_in(State.FEEDBACK)
+        server = server_in(Due.FEEDBACK)
         full = replace(
             feedback(7, 1, 8, ended=(8,), info={"k": np.arange(3)}),
             observation=Observation(
@@ -254,37 +254,37 @@ class TestServer:
         assert server.holding == {0}
 
     def test_dropped_rows_may_not_be_reused(self) -> None:
-        server = server_in(State.FEEDBACK)
+        server = server_in(Due.FEEDBACK)
         server.receive(sent(feedback(0, 7)))
         with pytest.raises(RemoteProtocolError, match="env 7 is marked reuse, but it has no feedback"):
             server.receive(sent(infer(7, reuse=[True])))
 
     def test_a_feedback_of_none_but_strangers_is_an_empty_one(self) -> None:
-        message, dropped = server_in(State.FEEDBACK).receive(sent(feedback(8, 9)))
+        message, dropped = server_in(Due.FEEDBACK).receive(sent(feedback(8, 9)))
         assert (len(message.env_indices), dropped) == (0, (8, 9))
 
     def test_many_strangers_take_no_quadratic_time(self) -> None:
         names = list(range(20_000))
-        server = server_in(State.FEEDBACK)
+        server = server_in(Due.FEEDBACK)
         message, dropped = server.receive(sent(feedback(*names)))
         assert (message.env_indices.tolist(), dropped) == ([0, 1], tuple(names[2:]))
 
     def test_an_empty_feedback_needs_an_action_that_reset_every_env(self) -> None:
         with pytest.raises(RemoteProtocolError, match="names no env") as caught:
-            server_in(State.FEEDBACK).receive(sent(feedback()))
+            server_in(Due.FEEDBACK).receive(sent(feedback()))
         assert caught.value.clause == "5.4"
-        server = server_in(State.ACTION)
+        server = server_in(Due.ACTION)
         server.answer(action_for([0, 1], reset=[0]))
         with pytest.raises(RemoteProtocolError, match="names no env"):
             server.receive(sent(feedback()))
-        server = server_in(State.ACTION)
+        server = server_in(Due.ACTION)
         server.answer(action_for([0, 1], reset=[0, 1]))
         assert server.holding == frozenset()
         assert len(server.receive(sent(feedback()))[0].env_indices) == 0
         server.receive(sent(infer(0, 1)))
 
     def test_an_empty_feedback_after_a_reset_is_legal_while_others_hold_actions(self) -> None:
-        server = server_in(State.FEEDBACK)
+        server = server_in(Due.FEEDBACK)
         server.receive(sent(feedback(1)))
         server.receive(sent(infer(1)))
         server.answer(action_for([1], reset=[1]))
@@ -294,24 +294,24 @@ class TestServer:
 
     @pytest.mark.parametrize("reset", [[7], [0, 7]])
     def test_resets_only_envs_of_the_action(self, reset: list[int]) -> None:
-        server = server_in(State.ACTION)
+        server = server_in(Due.ACTION)
         with pytest.raises(LocalProtocolError, match="seeded-reset"):
             server.answer(action_for([0, 1], reset=reset))
         server.answer(action_for([0, 1]))
 
     def test_resets_only_if_the_metadata_lists_it(self) -> None:
         with pytest.raises(LocalProtocolError, match="seeded-reset"):
-            server_in(State.ACTION, Metadata({})).answer(action_for([0, 1], reset=[0]))
+            server_in(Due.ACTION, Metadata({})).answer(action_for([0, 1], reset=[0]))
 
     def test_reuse_only_if_the_metadata_lists_it(self) -> None:
-        server = server_in(State.FEEDBACK, Metadata({"features": ["env-spec"]}))
+        server = server_in(Due.FEEDBACK, Metadata({"features": ["env-spec"]}))
         server.receive(sent(feedback(0, 1)))
         with pytest.raises(RemoteProtocolError, match="does not list") as caught:
             server.receive(sent(infer(0, reuse=[True])))
         assert caught.value.clause == "10.1"
 
     def test_reuse_survives_infers_and_ends_with_the_episode(self) -> None:
-        server = server_in(State.FEEDBACK)
+        server = server_in(Due.FEEDBACK)
         server.receive(sent(feedback(0, 1)))
         server.receive(sent(infer(0, 1, reuse=[True, False])))
         server.answer(action_for([0, 1]))
@@ -320,7 +320,7 @@ class TestServer:
             server.receive(sent(infer(0, 1, reuse=[True, True])))
 
     def test_reuse_ends_with_a_reset(self) -> None:
-        server = server_in(State.FEEDBACK)
+        server = server_in(Due.FEEDBACK)
         server.receive(sent(feedback(0, 1)))
         server.receive(sent(infer(0, 1)))
         server.answer(action_for([0, 1], reset=[1]))
@@ -331,12 +331,12 @@ class TestServer:
 
 class TestClient:
     def test_learns_metadata_and_features(self) -> None:
-        client = client_in(State.INFER, Metadata({"features": ["env-spec"], "server": "x"}))
+        client = client_in(Due.INFER, Metadata({"features": ["env-spec"], "server": "x"}))
         assert client.features == {"env-spec"}
         assert client.metadata.data["server"] == "x"
 
     def test_fills_in_the_env_ids_that_a_server_left_out(self) -> None:
-        client = client_in(State.INFER)
+        client = client_in(Due.INFER)
         client.infer(infer(5, 3))
         found = client.receive(sent(Action(None, np.zeros((1, 2, 1)))))
         assert isinstance(found, Action)
@@ -355,12 +355,12 @@ class TestClient:
     )
     def test_refuses_an_action_for_other_envs(self, action: Action) -> None:
         with pytest.raises(RemoteProtocolError, match="in this order") as caught:
-            client_in(State.ACTION).receive(sent(action))
+            client_in(Due.ACTION).receive(sent(action))
         assert caught.value.clause == "5.3"
 
     @pytest.mark.parametrize(("horizon", "legal"), [(1, True), (3, True), (4, False)])
     def test_refuses_more_steps_than_announced(self, horizon: int, legal: bool) -> None:
-        client = client_in(State.ACTION, Metadata({"action_horizon": 3}))
+        client = client_in(Due.ACTION, Metadata({"action_horizon": 3}))
         action = sent(action_for([0, 1], horizon))
         if legal:
             client.receive(action)
@@ -371,22 +371,22 @@ class TestClient:
 
     @pytest.mark.parametrize("announced", [None, "3", 2.5])
     def test_takes_a_horizon_that_is_no_int_as_not_known(self, announced: object) -> None:
-        client_in(State.ACTION, Metadata({"action_horizon": announced})).receive(sent(action_for([0, 1], 9)))
+        client_in(Due.ACTION, Metadata({"action_horizon": announced})).receive(sent(action_for([0, 1], 9)))
 
     def test_refuses_a_reset_that_the_metadata_does_not_list(self) -> None:
         with pytest.raises(RemoteProtocolError, match="does not list") as caught:
-            client_in(State.ACTION, Metadata({})).receive(sent(action_for([0, 1], reset=[0])))
+            client_in(Due.ACTION, Metadata({})).receive(sent(action_for([0, 1], reset=[0])))
         assert caught.value.clause == "seeded-reset"
 
     def test_refuses_a_reset_of_an_env_that_did_not_ask(self) -> None:
         wire = action_for([0, 1], reset=[7]).to_wire()
         del wire["data"]["env_ids"]
         with pytest.raises(RemoteProtocolError, match="names an env that the infer does not") as caught:
-            client_in(State.ACTION).receive(b"".join(encode(wire)))
+            client_in(Due.ACTION).receive(b"".join(encode(wire)))
         assert caught.value.clause == "seeded-reset"
 
     def test_uses_only_what_is_listed(self) -> None:
-        client = client_in(State.INFER, Metadata({}))
+        client = client_in(Due.INFER, Metadata({}))
         for message in (infer(0, reuse=[False]), infer(0, env_spec={}), infer(0, reset_info={"k": ids([1])})):
             with pytest.raises(LocalProtocolError, match="does not list"):
                 client.infer(message)
@@ -394,7 +394,7 @@ class TestClient:
         client.infer(infer(0))
 
     def test_marks_what_may_be_reused_and_nothing_else(self) -> None:
-        client = client_in(State.FEEDBACK)
+        client = client_in(Due.FEEDBACK)
         assert client.marks(infer(0, 1)) is None
         client.feedback(feedback(0, 1, ended=(1,)))
         marks = client.marks(infer(0, 1))
@@ -406,7 +406,7 @@ class TestClient:
         client.infer(infer(0, 1, reuse=[True, False]))
 
     def test_forgets_an_env_that_was_reset(self) -> None:
-        client = client_in(State.FEEDBACK)
+        client = client_in(Due.FEEDBACK)
         client.feedback(feedback(0, 1))
         client.infer(infer(0, 1, reuse=[True, True]))
         client.receive(sent(action_for([0, 1], reset=[1])))
@@ -530,7 +530,7 @@ class Pair(RuleBasedStateMachine):
     def observe(self, names: list[int]) -> Observation:
         return Observation({}, {"s": np.array([self.standing[env] for env in names])})
 
-    @precondition(lambda self: self.client.state is State.INFER and len(self.stepping) < 4)
+    @precondition(lambda self: self.client.state is Due.INFER and len(self.stepping) < 4)
     @rule(data=st.data(), lean=st.booleans())
     def ask(self, data: st.DataObject, lean: bool) -> None:
         idle = sorted(set(self.ENVS) - self.stepping)
@@ -547,7 +547,7 @@ class Pair(RuleBasedStateMachine):
         seen = [self.held[env] if again else next(rows) for env, again in zip(names, reuse, strict=True)]
         assert seen == [self.standing[env] for env in names]
 
-    @precondition(lambda self: self.server.state is State.ACTION)
+    @precondition(lambda self: self.server.state is Due.ACTION)
     @rule(data=st.data())
     def answer(self, data: st.DataObject) -> None:
         assert self.server.asked is not None
@@ -559,7 +559,7 @@ class Pair(RuleBasedStateMachine):
         self.stepping |= set(names) - set(again)
         self.all_reset = set(again) == set(names)
 
-    @precondition(lambda self: self.client.state is State.FEEDBACK)
+    @precondition(lambda self: self.client.state is Due.FEEDBACK)
     @rule(data=st.data())
     def feed_back(self, data: st.DataObject) -> None:
         least = 0 if self.all_reset else 1
@@ -585,5 +585,5 @@ TestPair.settings = settings(deadline=None, max_examples=60, stateful_step_count
 
 
 def test_parse_bytes_is_what_a_session_uses() -> None:
-    found, _ = server_in(State.INFER).receive(sent(infer(0)))
+    found, _ = server_in(Due.INFER).receive(sent(infer(0)))
     assert sent(found) == sent(parse_bytes(sent(infer(0))))

@@ -13,7 +13,7 @@ import pytest
 from plugrl_bridges import errors
 from plugrl_bridges.wire.codec import decode, encode
 from plugrl_bridges.wire.messages import Infer, parse, parse_bytes, to_bytes
-from plugrl_bridges.wire.session import ClientSession, ServerSession, State
+from plugrl_bridges.wire.session import ClientSession, Due, ServerSession
 from tests.vectors.generate import HERE, build, plain
 
 MANIFEST = json.loads((HERE / "manifest.json").read_text(encoding="ascii"))
@@ -163,7 +163,7 @@ def test_illegal_sequences_are_refused_at_their_last_message(entry: dict[str, An
             (server if receiver == "server" else client).receive(data)
         elif receiver == "server":
             message: Any = parse(decode(data))
-            send = server.open if server.state is State.METADATA else server.answer
+            send = server.open if server.state is Due.METADATA else server.answer
             assert b"".join(send(message)) == data
         else:
             message = parse(decode(data))

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from plugrl_bridges import __version__
 from plugrl_bridges.arguments import seconds, seconds_or_none, whole_or_none
-from plugrl_bridges.client.exchange import METADATA_TIMEOUT_S, TEXT_FRAME_CLAUSE, Exchange
+from plugrl_bridges.client.exchange import METADATA_TIMEOUT_S, TEXT_FRAME_CLAUSE, Conversation
 from plugrl_bridges.client.factory import MakeEnv, build_batch
-from plugrl_bridges.client.keeper import Line, Stopped
-from plugrl_bridges.client.reconnect import Backoff, Ending, meaning_of_close
+from plugrl_bridges.client.keeper import KeptConnection, Stopped
+from plugrl_bridges.client.reconnect import AfterClose, Backoff, meaning_of_close
 from plugrl_bridges.client.record import ClientSummary, EpisodeBook, Progress
 from plugrl_bridges.errors import (
     ConnectionClosed,
@@ -234,14 +234,14 @@ class EnvClient:
             if exc.status in _FATAL_STATUS or isinstance(exc.__cause__, ssl_module.SSLCertVerificationError):
                 raise
             return exc
-        line = Line(
+        line = KeptConnection(
             websocket,
             stopping=self._stopping,
             idle=self._idle,
             ping_interval=self._ping_interval,
             ping_timeout=self._ping_timeout,
         )
-        exchange = Exchange(
+        exchange = Conversation(
             line,
             batch,
             self._book,
@@ -266,7 +266,7 @@ class EnvClient:
         timeout_s = max(1.0, min(_DIAL_TIMEOUT_S, remaining_s))
         return connect(self.url, api_key=self._api_key, ssl=self._ssl, timeout_s=timeout_s)
 
-    def _converse(self, line: Line, exchange: Exchange, metadata_timeout_s: float) -> WireError | None:
+    def _converse(self, line: KeptConnection, exchange: Conversation, metadata_timeout_s: float) -> WireError | None:
         """Run the exchange and close the connection as its end demands."""
         try:
             exchange.run(metadata_timeout_s=metadata_timeout_s)
@@ -274,7 +274,7 @@ class EnvClient:
             line.shut()
             if self._stop:
                 raise Stopped from None
-            if meaning_of_close(exc.code, exc.reason) is not Ending.STOP:
+            if meaning_of_close(exc.code, exc.reason) is not AfterClose.STOP:
                 return exc
             if self._book.steps == 0:
                 logger.warning(

@@ -1,7 +1,7 @@
 """Own the exchange of messages on one connection [4]: infer, action, step, feedback, for as long as it lasts.
 
-Joins a `ClientSession` (what may be said), a `Line` (who carries it), an `EnvBatch` (who does it) and an `EpisodeBook`.
-``env_client`` makes one per connection and deals with its end.
+Joins a `ClientSession` (what may be said), a `KeptConnection` (who carries it), an `EnvBatch` (who does it) and an
+`EpisodeBook`. ``env_client`` makes one per connection and deals with its end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
-from plugrl_bridges.client.keeper import Line, Stopped
+from plugrl_bridges.client.keeper import KeptConnection, Stopped
 from plugrl_bridges.errors import EnvFailed, RemoteProtocolError
 from plugrl_bridges.wire.messages import Action, Feedback, Infer, Metadata, Observation, ResetRequest
 from plugrl_bridges.wire.session import ENV_SPEC, LATE_RESET, STEP_DIGEST, ClientSession
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from plugrl_bridges.client.record import EpisodeBook
     from plugrl_bridges.wire.codec import Array, Buffer, Value
 
-__all__ = ["METADATA_TIMEOUT_S", "TEXT_FRAME_CLAUSE", "Exchange"]
+__all__ = ["METADATA_TIMEOUT_S", "TEXT_FRAME_CLAUSE", "Conversation"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ METADATA_TIMEOUT_S: Final = 30.0
 """The longest wait for a server's first message; a smaller rest of the ``connect_timeout`` shortens it."""
 
 
-class Exchange:
+class Conversation:
     """Serve one connection.
 
     Args:
@@ -52,7 +52,7 @@ class Exchange:
 
     def __init__(
         self,
-        line: Line,
+        line: KeptConnection,
         batch: EnvBatch,
         book: EpisodeBook,
         *,

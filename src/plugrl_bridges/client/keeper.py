@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from plugrl_bridges.transport import WebSocket
     from plugrl_bridges.wire.codec import Buffer
 
-__all__ = ["Line", "Stopped"]
+__all__ = ["KeptConnection", "Stopped"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Stopped(Exception):
     """Say that `EnvClient.stop` was called; it never leaves the client."""
 
 
-class Line:
+class KeptConnection:
     """Send and receive on one open connection while a keeper thread keeps it alive.
 
     Args:

@@ -11,10 +11,10 @@ import random
 
 from plugrl_bridges.wire.closing import GOING_AWAY, STOP
 
-__all__ = ["Backoff", "Ending", "meaning_of_close"]
+__all__ = ["AfterClose", "Backoff", "meaning_of_close"]
 
 
-class Ending(enum.Enum):
+class AfterClose(enum.Enum):
     """What a client does when its connection has ended."""
 
     STOP = "stop"
@@ -23,9 +23,9 @@ class Ending(enum.Enum):
     """Come back, with an infer first [7.2], [7.3], [7.4], [7.6]."""
 
 
-def meaning_of_close(code: int, reason: str) -> Ending:
+def meaning_of_close(code: int, reason: str) -> AfterClose:
     """Read a close frame of the server, or its absence (code 1006)."""
-    return Ending.STOP if code == GOING_AWAY and reason == STOP else Ending.RETRY
+    return AfterClose.STOP if code == GOING_AWAY and reason == STOP else AfterClose.RETRY
 
 
 class Backoff:

@@ -25,8 +25,7 @@ from plugrl_bridges.server.lifetime import LifeLine
 from plugrl_bridges.transport import Listener, State
 from plugrl_bridges.wire.closing import GOING_AWAY, INTERNAL_ERROR, RESYNC, STOP
 from plugrl_bridges.wire.messages import Feedback, Infer, Metadata
-from plugrl_bridges.wire.session import ServerSession
-from plugrl_bridges.wire.session import State as Due
+from plugrl_bridges.wire.session import Due, ServerSession
 
 if TYPE_CHECKING:
     from plugrl_bridges.server.options import BridgeOptions

@@ -31,8 +31,7 @@ from plugrl_bridges.spaces import ActionLayout, ObservationLayout
 from plugrl_bridges.wire.arrays import Array, Value
 from plugrl_bridges.wire.closing import FEEDBACK_TIMEOUT, GOING_AWAY
 from plugrl_bridges.wire.messages import Action
-from plugrl_bridges.wire.session import ENV_SPEC, REUSE_FEEDBACK_OBS
-from plugrl_bridges.wire.session import State as Due
+from plugrl_bridges.wire.session import ENV_SPEC, REUSE_FEEDBACK_OBS, Due
 
 if TYPE_CHECKING:
     from gymnasium import spaces

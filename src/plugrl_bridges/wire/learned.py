@@ -35,7 +35,7 @@ class _Unlearnable(Exception):
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _Learned:
     """Hold what was learned of one message.
 
     Attributes:
@@ -66,7 +66,7 @@ class LearnedParser:
     """Parse the messages of one connection; give it to a session as ``parser``."""
 
     def __init__(self) -> None:
-        self._layouts: dict[int, _Layout] = {}
+        self._layouts: dict[int, _Learned] = {}
         self._misses: dict[int, int] = {}
         self._names: dict[bytes, Array] = {}
 
@@ -112,7 +112,7 @@ class _Learner:
         self.spans = spans
         self.taken: list[tuple[Array, int]] = []
 
-    def layout(self, message: Message) -> _Layout:
+    def layout(self, message: Message) -> _Learned:
         if isinstance(message, Feedback):
             fill = self._feedback(message)
         elif isinstance(message, Infer):
@@ -129,7 +129,7 @@ class _Learner:
             fixed.append((at, start, bytes(self.view[at:start])))
             at = start + array.nbytes
         fixed.append((at, len(self.view), bytes(self.view[at:])))
-        return _Layout(
+        return _Learned(
             tuple(fixed),
             tuple((array.shape, array.dtype, start, array.dtype == np.bool_) for array, start in self.taken),
             fill,

@@ -27,7 +27,7 @@ _Names: TypeAlias = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _Template:
     """Hold what stands around the arrays of one kind of message."""
 
     names: _Names
@@ -54,7 +54,7 @@ class LearnedWriter:
     """Encode the messages of one connection; call it in place of ``messages.to_bytes``, whose bytes are the same."""
 
     def __init__(self) -> None:
-        self._layouts: dict[type[Message], list[_Layout]] = {}
+        self._layouts: dict[type[Message], list[_Template]] = {}
 
     def __call__(self, message: Message) -> list[Buffer]:
         """Give the buffers of one message."""
@@ -113,7 +113,7 @@ def _observed(observation: Observation, rows: int) -> tuple[_Names, list[Array],
     return (*names, (str(rows),)), arrays, len(arrays)
 
 
-def _learn(names: _Names, arrays: list[Array], blank: int | None, data: bytes) -> _Layout | None:
+def _learn(names: _Names, arrays: list[Array], blank: int | None, data: bytes) -> _Template | None:
     spans: list[tuple[Array, int]] = []
     decode(data, spans)
     if blank is not None:
@@ -126,4 +126,4 @@ def _learn(names: _Names, arrays: list[Array], blank: int | None, data: bytes) -
         between.append(data[at:start])
         at = start + found.nbytes
     between.append(data[at:])
-    return _Layout(names, tuple((array.shape, array.dtype) for array in arrays), tuple(between))
+    return _Template(names, tuple((array.shape, array.dtype) for array in arrays), tuple(between))

@@ -33,9 +33,9 @@ __all__ = [
     "STEP_DIGEST",
     "TRANSITIONS",
     "ClientSession",
+    "Due",
     "Role",
     "ServerSession",
-    "State",
 ]
 
 REUSE_FEEDBACK_OBS = "reuse-feedback-obs"
@@ -52,7 +52,7 @@ class Role(enum.Enum):
     CLIENT = "client"
 
 
-class State(enum.Enum):
+class Due(enum.Enum):
     """Which message is due next, seen from either end."""
 
     METADATA = "metadata"
@@ -61,12 +61,12 @@ class State(enum.Enum):
     FEEDBACK = "feedback"
 
 
-TRANSITIONS: Mapping[State, tuple[type[Message], Role, State]] = {
+TRANSITIONS: Mapping[Due, tuple[type[Message], Role, Due]] = {
     # due             the only legal message, who sends it, what is due then
-    State.METADATA: (Metadata, Role.SERVER, State.INFER),
-    State.INFER: (Infer, Role.CLIENT, State.ACTION),
-    State.ACTION: (Action, Role.SERVER, State.FEEDBACK),
-    State.FEEDBACK: (Feedback, Role.CLIENT, State.INFER),
+    Due.METADATA: (Metadata, Role.SERVER, Due.INFER),
+    Due.INFER: (Infer, Role.CLIENT, Due.ACTION),
+    Due.ACTION: (Action, Role.SERVER, Due.FEEDBACK),
+    Due.FEEDBACK: (Feedback, Role.CLIENT, Due.INFER),
 }
 """The whole of [4]: strict alternation. Whatever is not in here is illegal."""
 
@@ -77,7 +77,7 @@ class _Session:
     role: Role
 
     def __init__(self, *, parser: Callable[[Buffer | str], Message] | None = None) -> None:
-        self.state = State.METADATA
+        self.state = Due.METADATA
         self._parse = LearnedParser() if parser is None else parser
         self._encode = LearnedWriter()
         self._reuse = ReuseRule()
