@@ -24,6 +24,7 @@ BELOW_SERVER = frozenset({"arguments", "spaces", "transport", "wire", "errors"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "arguments": frozenset(),
+    "console": frozenset(),
     "wire": frozenset({"errors"}),
     "transport": frozenset({"arguments", "errors"}),
     "spaces": frozenset({"wire", "errors"}),
@@ -31,17 +32,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "traits": frozenset(),
     "place": frozenset(),
     "server": BELOW_SERVER | {"digest"},
-    "client": BELOW_SERVER | {"digest", "place", "traits"},
+    "client": BELOW_SERVER | {"console", "digest", "place", "traits"},
     # The checkers judge our own transport too, so they stand on another one: the websockets library's.
     # What a digest is of has one definition, and it is checked by golden vectors.
-    "conformance": frozenset({"digest", "spaces", "wire", "errors"}),
-    "ledger": frozenset({"arguments", "digest", "place", "traits", "spaces", "wire", "errors"}),
+    "conformance": frozenset({"console", "digest", "spaces", "wire", "errors"}),
+    "ledger": frozenset({"arguments", "console", "digest", "place", "traits", "spaces", "wire", "errors"}),
     "plot": frozenset(),
     "probe_env": frozenset(),
     "registration": frozenset(),
     **dict.fromkeys(ADAPTERS, BELOW_SERVER | {"server"}),
     "cleanrl": BELOW_SERVER | {"server", "gym"},  # its vector env is that of gym, with other infos
-    **dict.fromkeys(FRONTS, BELOW_SERVER | ADAPTERS | {"server", "client", "conformance", "ledger", "plot"}),
+    **dict.fromkeys(FRONTS, BELOW_SERVER | ADAPTERS | {"console", "server", "client", "conformance", "ledger", "plot"}),
     ROOT: frozenset({"errors", "registration"}),
 }
 

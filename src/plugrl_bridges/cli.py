@@ -7,21 +7,19 @@ drawn, 130 and 143 after SIGINT and SIGTERM. In each case the clients of a serve
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import os
-import signal
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from plugrl_bridges import console
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from plugrl_bridges.server.policy_server import PolicyServer, PolicySummary
     from plugrl_bridges.server.tally import ServedEpisode
@@ -29,15 +27,14 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _NAME = "plugrl-bridges"
-_SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
-@click.group(name=_NAME, context_settings=_SETTINGS)
+@click.group(name=_NAME, context_settings=console.SETTINGS)
 def main() -> None:
     """Use trained policies on environments that live elsewhere, and see what runs came to."""
 
 
-@main.command(name="serve-policy", context_settings=_SETTINGS)
+@main.command(name="serve-policy", context_settings=console.SETTINGS)
 @click.argument("model", type=click.Path(exists=True, dir_okay=False))
 @click.option("--algo", help="Algorithm of Stable-Baselines3 that saved it.  [default: told by the file]")
 @click.option("--episodes", type=click.IntRange(1), help="End when so many are finished, spread evenly over the envs.")
@@ -58,11 +55,7 @@ def main() -> None:
 @click.option("--episode-log", type=click.Path(dir_okay=False), help="CSV file with one row per finished episode.")
 @click.option("--api-key", envvar="PLUGRL_API_KEY", help="Clients must send it; or set PLUGRL_API_KEY.")
 @click.option("--summary", type=click.Path(dir_okay=False), help="Write what came of it to this JSON file.")
-@click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False), default="info",
-    help="Log to stderr from this level on.",
-)  # fmt: skip
-@click.option("--quiet", is_flag=True, help="Neither progress nor summary, and warnings only.")
+@console.talk_options
 def serve_policy(
     *,
     model: str,
@@ -85,17 +78,16 @@ def serve_policy(
     plugrl-bridges serve-policy model.zip --port 8000 --episodes 20
     plugrl-env-client --env-id Pendulum-v1 --num-envs 4 --seed 0
     """  # noqa: D301 - the backspace is click's mark of lines that are not to be wrapped
-    if summary is not None and not Path(summary).absolute().parent.is_dir():
-        raise click.UsageError(f"--summary {summary}: the folder does not exist")
-    terminal = sys.stderr.isatty() and not quiet
-    _configure_logging("warning" if quiet and log_level in {"debug", "info"} else log_level, terminal=terminal)
+    console.check_folder("--summary", summary)
+    talk = console.Talk(log_level, quiet=quiet)
+    console.configure_logging(talk.log_level, terminal=talk.terminal)
     try:
         from plugrl_bridges.sb3.policy import ModelPolicy, load_model  # noqa: PLC0415 - --help must not pay for it
     except ImportError as exc:
         raise SystemExit(_fail(exc)) from exc
     from plugrl_bridges.server.policy_server import PolicyServer  # noqa: PLC0415
 
-    line = _ProgressLine() if terminal else None
+    progress = _Progress() if talk.terminal else None
     try:
         loaded = load_model(model, algorithm=algo, device=device)
         policy = ModelPolicy(loaded, deterministic=deterministic, action_horizon=horizon)
@@ -106,7 +98,7 @@ def serve_policy(
     try:
         server = PolicyServer(
             policy, accepts=policy.accepts, action_space=policy.action_space, action_horizon=horizon,
-            connect_timeout=connect_timeout or None, on_progress=None if line is None else line.show, **plain,
+            connect_timeout=connect_timeout or None, on_progress=progress, **plain,
         )  # fmt: skip
     except ValueError as exc:
         raise click.UsageError(str(exc)) from exc
@@ -114,10 +106,10 @@ def serve_policy(
         raise SystemExit(_fail(exc)) from exc
     if not quiet:
         click.echo(f"serving {Path(model).name} at {server.url}", err=True)
-    raise SystemExit(_serve(server, line, quiet=quiet, summary=summary))
+    raise SystemExit(_serve(server, progress, quiet=quiet, summary=summary))
 
 
-@main.command(name="plot", context_settings=_SETTINGS)
+@main.command(name="plot", context_settings=console.SETTINGS)
 @click.argument("runs", nargs=-1, required=True, type=click.Path())
 @click.option(
     "--out", "-o", type=click.Path(dir_okay=False), default="learning_curves.png", help="Picture to write: .png, .svg."
@@ -146,86 +138,51 @@ def plot(*, runs: tuple[str, ...], out: str, titles: tuple[str, ...]) -> None:
     click.echo(f"{out}: {', '.join(map(str, logs))}")
 
 
-def _serve(server: PolicyServer, line: _ProgressLine | None, *, quiet: bool, summary: str | None) -> int:
-    """Run the server; give the exit code."""
-    signals = _Signals(server.stop)
+def _serve(server: PolicyServer, progress: _Progress | None, *, quiet: bool, summary: str | None) -> int:
+    """Run the server; return the exit code."""
+    signals = console.Signals(server.stop)
     error: Exception | None = None
     try:
         server.run()
     except Exception as exc:
         logging.getLogger(__name__).debug("the server failed", exc_info=True)
         error = exc
-    if line is not None:
-        line.clear()
+    if progress is not None:
+        progress.line.clear()
     done = server.summary
     if not quiet:
         for text in _summary_lines(done):
             click.echo(text)
     if summary is not None:
         try:
-            Path(summary).write_text(json.dumps(_as_json(done), indent=2) + "\n", encoding="utf-8")
+            console.write_json(summary, _as_json(done))
         except OSError as exc:
             error = error or exc
     if error is not None:
         return _fail(error)
-    if signals.received is not None:
-        click.echo(f"{_NAME}: ended by {signals.received.name}", err=True)
-        return 128 + int(signals.received)
-    return 0
+    return signals.exit_code(_NAME) or 0
 
 
 def _fail(error: Exception, code: int = 1) -> int:
-    text = " ".join(str(error).split()) or type(error).__name__
-    click.echo(f"{_NAME}: {text}", err=True)
-    return code
+    return console.fail(_NAME, error, code)
 
 
-def _configure_logging(level: str, *, terminal: bool) -> None:
-    clear = "\r\x1b[K" if terminal else ""
-    logging.basicConfig(
-        level=level.upper(), format=f"{clear}%(asctime)s %(levelname)s: %(message)s", datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )  # fmt: skip
-
-
-class _Signals:
-    """Take SIGINT and SIGTERM: the first asks for a clean end, the second ends the process at once."""
-
-    def __init__(self, stop: Callable[[], None]) -> None:
-        self.received: signal.Signals | None = None
-        self._stop = stop
-        for name in ("SIGINT", "SIGTERM", "SIGBREAK"):  # the last is Windows' own
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), self._handle)
-
-    def _handle(self, number: int, _frame: object) -> None:
-        if self.received is not None:
-            os._exit(128 + number)
-        self.received = signal.Signals(number)
-        self._stop()
-
-
-class _ProgressLine:
-    """Write one line over and over on a terminal's stderr."""
+class _Progress:
+    """A progress line of how far the server is."""
 
     def __init__(self) -> None:
+        self.line = console.ProgressLine()
         self._steps, self._at = 0, time.monotonic()
 
-    def show(self, summary: PolicySummary) -> None:
-        """Show how far it is."""
+    def __call__(self, summary: PolicySummary) -> None:
         now = time.monotonic()
         speed = (summary.steps - self._steps) / max(now - self._at, 1e-9)
         self._steps, self._at = summary.steps, now
         here = [client for client in summary.clients if client.connected]
-        text = (
+        self.line.show(
             f"{len(here)} clients, {sum(client.num_envs for client in here)} envs | {len(summary.returns)} episodes | "
             f"{speed:.0f} steps/s | mean return {_mean(summary.returns)}"
         )
-        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
-
-    def clear(self) -> None:
-        """Remove the line."""
-        click.echo("\r\x1b[K", nl=False, err=True)
 
 
 def _mean(returns: Sequence[float]) -> str:

@@ -20,7 +20,7 @@ import pytest
 import trustme
 from click.testing import CliRunner
 
-from plugrl_bridges.client.cli import _Interrupted, _ProgressLine, _Signals, _split, main
+from plugrl_bridges.client.cli import _split, main, progress_text
 from plugrl_bridges.client.procs import ClientOptions, run_processes
 from plugrl_bridges.client.record import Progress
 from tests.client.scripted import ALL_FEATURES, WAIT_S, Peer, Server
@@ -168,17 +168,6 @@ def test_signals_are_heard_before_there_is_a_connection(
     assert "making" not in err
     assert "Traceback" not in err
     assert "killed" not in err
-
-
-def test_a_signal_between_two_phases_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    called: list[str] = []
-    signals = _Signals()
-    signals._handle(signal.SIGTERM, None)
-    with pytest.raises(_Interrupted), signals.interrupting():
-        called.append("inside")
-    signals.call(lambda: called.append("then"))
-    assert called == ["then"]
 
 
 def test_a_crashing_env_is_one_line_and_a_traceback_in_the_log(home: Path) -> None:
@@ -393,23 +382,13 @@ def test_the_api_key_is_not_in_a_repr() -> None:
     assert "s3cret" not in repr(ClientOptions("ws://x", api_key="s3cret"))
 
 
-def test_the_progress_line(capsys: pytest.CaptureFixture[str]) -> None:
-    line = _ProgressLine(1)
-    line.show([])
-    line.show([Progress("connecting", 0, 0, 0.0, float("nan"))])
-    line.show([Progress("stepping", 3, 100, 50.4, -2.5)])
-    line.show([Progress("stepping", 3, 100, 50.4, -2.5)])
-    line.clear()
-    # click keeps the escape that clears the line from what is no terminal.
-    assert capsys.readouterr().err.split("\r") == [
-        "",
-        "waiting for a server | 0 episodes | 0 steps/s | mean return -",
-        "stepping | 3 episodes | 50 steps/s | mean return -2.50",
-        "",
-    ]
-    several = _ProgressLine(3)
-    several.show([Progress("waiting", 1, 1, 5.0, 1.0), Progress("connecting", 0, 0, 0.0, float("nan"))])
-    assert "1 of 3 connected | 1 episodes | 5 steps/s | mean return 1.00" in capsys.readouterr().err
+def test_what_the_progress_line_says() -> None:
+    connecting = Progress("connecting", 0, 0, 0.0, float("nan"))
+    assert progress_text([connecting], 1) == "waiting for a server | 0 episodes | 0 steps/s | mean return -"
+    stepping = progress_text([Progress("stepping", 3, 100, 50.4, -2.5)], 1)
+    assert stepping == "stepping | 3 episodes | 50 steps/s | mean return -2.50"
+    several = progress_text([Progress("waiting", 1, 1, 5.0, 1.0), connecting], 3)
+    assert several == "1 of 3 connected | 1 episodes | 5 steps/s | mean return 1.00"
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="POSIX")

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
-import sys
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from plugrl_bridges import console
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from plugrl_bridges.client.procs import ClientOptions, Outcome
     from plugrl_bridges.client.record import Progress
 
-__all__ = ["main"]
+__all__ = ["main", "progress_text"]
 
 _NAME = "plugrl-env-client"
 _RECENT = 10
@@ -42,7 +39,7 @@ def _json_object(_context: click.Context, _option: click.Parameter, value: str) 
     return parsed
 
 
-@click.command(name=_NAME, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(name=_NAME, context_settings=console.SETTINGS)
 @click.option("--env-id", help="A Gymnasium id; module:Id-v0 imports the module first.")
 @click.option("--env-factory", metavar="PKG.MOD:FUNC", help="A function that returns a gymnasium Env or VectorEnv.")
 @click.option(
@@ -67,12 +64,8 @@ def _json_object(_context: click.Context, _option: click.Parameter, value: str) 
 )
 @click.option("--ping-interval", type=click.FloatRange(0), default=20.0, help="Seconds between pings; 0: none.")
 @click.option("--ping-timeout", type=click.FloatRange(0), default=60.0, help="Seconds of silence allowed; 0: no limit.")
-@click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False), default="info",
-    help="Log to stderr from this level on.",
-)  # fmt: skip
 @click.option("--summary", type=click.Path(dir_okay=False), help="Write the counts to this JSON file at the end.")
-@click.option("--quiet", is_flag=True, help="Neither progress nor summary, and warnings only.")
+@console.talk_options
 def main(
     *,
     env_id: str | None,
@@ -105,15 +98,14 @@ def main(
         raise click.UsageError(
             f"--num-procs {num_procs} is more than --num-envs {num_envs}: a process has one env at least"
         )
-    if summary is not None and not Path(summary).absolute().parent.is_dir():
-        raise click.UsageError(f"--summary {summary}: the folder does not exist")
+    console.check_folder("--summary", summary)
     for name, seconds in (("connect", connect_timeout), ("ping", ping_timeout)):
         if not math.isfinite(seconds):
             raise click.UsageError(f"--{name}-timeout must be a number of seconds, not {seconds}")
     _check_destination(plain["url"], plain["api_key"])
     from plugrl_bridges.client.procs import ClientOptions  # noqa: PLC0415 - --help must not pay for it
 
-    terminal = sys.stderr.isatty() and not quiet
+    talk = console.Talk(log_level, quiet=quiet)
     options = ClientOptions(
         env_id=env_id,
         env_factory=env_factory,
@@ -124,11 +116,11 @@ def main(
         connect_timeout=connect_timeout or None,
         ping_interval=ping_interval or None,
         ping_timeout=ping_timeout or None,
-        log_level="warning" if quiet and log_level in {"debug", "info"} else log_level,
-        terminal=terminal,
+        log_level=talk.log_level,
+        terminal=talk.terminal,
         **plain,
     )
-    raise SystemExit(_run(options, num_procs, terminal=terminal, quiet=quiet, summary=summary))
+    raise SystemExit(_run(options, num_procs, talk, summary))
 
 
 def _check_destination(url: str, api_key: str | None) -> None:
@@ -140,47 +132,49 @@ def _check_destination(url: str, api_key: str | None) -> None:
         raise click.UsageError(str(exc)) from exc
 
 
-def _run(options: ClientOptions, num_procs: int, *, terminal: bool, quiet: bool, summary: str | None) -> int:
-    """Run the client or clients; give the exit code."""
+def _run(options: ClientOptions, num_procs: int, talk: console.Talk, summary: str | None) -> int:
+    """Run the client or clients; return the exit code."""
     from plugrl_bridges.client import procs  # noqa: PLC0415 - --help must not pay for it
 
-    procs.configure_logging(options if num_procs == 1 else replace(options, rank=None))
-    signals = _Signals()
-    line = _ProgressLine(num_procs) if terminal else None
+    console.configure_logging(talk.log_level, terminal=talk.terminal, who=procs.who(options) if num_procs == 1 else "")
+    signals = console.Signals()
+    line = console.ProgressLine() if talk.terminal else None
+
+    def show(reports: Sequence[Progress]) -> None:
+        if line is not None and reports:
+            line.show(progress_text(reports, num_procs))
+
     if num_procs == 1:
-        outcomes = [_run_here(options, signals, line)]
+        outcomes = [_run_here(options, signals, None if line is None else lambda progress: show([progress]))]
     else:
         try:
             clients = _split(options, num_procs)
         except ValueError as exc:
-            click.echo(f"{_NAME}: {exc}", err=True)
-            return 2
+            return console.fail(_NAME, exc, 2)
         try:
             outcomes = procs.run_processes(
-                clients, stopping=lambda: signals.received is not None, progress=None if line is None else line.show
+                clients, stopping=lambda: signals.received is not None, progress=None if line is None else show
             )
         except OSError as exc:
-            click.echo(f"{_NAME}: cannot start {num_procs} processes: {exc}", err=True)
-            return 1
+            return console.fail(_NAME, f"cannot start {num_procs} processes: {exc}")
     if line is not None:
         line.clear()
     if summary is not None:
-        _write_summary(Path(summary), outcomes)
+        console.write_json(summary, _counts(outcomes))
     failed = [(at, outcome.error) for at, outcome in enumerate(outcomes) if outcome.error is not None]
-    if not quiet:
+    if not talk.quiet:
         click.echo(_summary_line(outcomes))
-    if signals.received is not None:
-        click.echo(f"{_NAME}: ended by {signals.received.name}", err=True)
-        return 128 + int(signals.received)
+    ended = signals.exit_code(_NAME)
+    if ended is not None:
+        return ended
     if failed:
         at, error = failed[0]
         where = "" if num_procs == 1 else f"{len(failed)} of {num_procs} clients failed; process {at}: "
-        click.echo(f"{_NAME}: {where}{error}", err=True)
-        return 1
+        return console.fail(_NAME, f"{where}{error}")
     return 0
 
 
-def _run_here(options: ClientOptions, signals: _Signals, line: _ProgressLine | None) -> Outcome:
+def _run_here(options: ClientOptions, signals: console.Signals, progress: Callable[[Progress], None] | None) -> Outcome:
     """Run the only client in this process."""
     import logging  # noqa: PLC0415
 
@@ -190,10 +184,10 @@ def _run_here(options: ClientOptions, signals: _Signals, line: _ProgressLine | N
     client = None
     try:
         with signals.interrupting():  # importing the envs may take minutes, and needs no clean end
-            client = procs.make_client(options, None if line is None else lambda progress: line.show([progress]))
+            client = procs.make_client(options, progress)
         signals.call(client.stop)
         return procs.Outcome(client.run())
-    except _Interrupted:
+    except console.Interrupted:
         return procs.Outcome(replace(procs.NOTHING, reason="stopped"))
     except Exception as exc:
         if not isinstance(exc, (PlugRLError, ValueError, OSError)):
@@ -222,75 +216,18 @@ def _split(options: ClientOptions, num_procs: int) -> list[ClientOptions]:
     return clients
 
 
-class _Interrupted(BaseException):
-    """Unwind what a signal came into; no `Exception`, so that no module takes it for an error of its own."""
-
-
-class _Signals:
-    """Take SIGINT and SIGTERM: the first asks for a clean end, the second ends the process at once."""
-
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self._then: Callable[[], None] | None = None
-        for name in ("SIGINT", "SIGTERM", "SIGBREAK"):  # the last is Windows' own
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), self._handle)
-
-    def call(self, then: Callable[[], None]) -> None:
-        """Call this when a signal comes; at once if one has come already."""
-        self._then = then
-        if self.received is not None:
-            then()
-
-    @contextmanager
-    def interrupting(self) -> Iterator[None]:
-        """Let a signal raise `_Interrupted` in here; one that came before does so at once."""
-        try:
-            self.call(self._interrupt)
-            yield
-        finally:
-            self._then = None
-
-    def _interrupt(self) -> None:
-        raise _Interrupted
-
-    def _handle(self, number: int, _frame: object) -> None:
-        if self.received is not None:
-            os._exit(128 + number)
-        self.received = signal.Signals(number)
-        if self._then is not None:
-            self._then()
-
-
-class _ProgressLine:
-    """Write one line over and over on a terminal's stderr."""
-
-    def __init__(self, num_procs: int) -> None:
-        self._num_procs = num_procs
-        self._last = ""
-
-    def show(self, reports: Sequence[Progress]) -> None:
-        """Show the reports of all clients as one line."""
-        if not reports:
-            return
-        connected = sum(report.state != "connecting" for report in reports)
-        if self._num_procs == 1:
-            state = {"connecting": "waiting for a server"}.get(reports[0].state, reports[0].state)
-        else:
-            state = f"{connected} of {self._num_procs} connected"
-        means = [report.mean_return for report in reports if not math.isnan(report.mean_return)]
-        mean = f"{sum(means) / len(means):.2f}" if means else "-"
-        text = (
-            f"{state} | {sum(report.episodes for report in reports)} episodes | "
-            f"{sum(report.steps_per_s for report in reports):.0f} steps/s | mean return {mean}"
-        )
-        if text != self._last:
-            self._last = text
-            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
-
-    def clear(self) -> None:
-        """Remove the line."""
-        click.echo("\r\x1b[K", nl=False, err=True)
+def progress_text(reports: Sequence[Progress], num_procs: int) -> str:
+    """Return the reports of all clients as one line."""
+    if num_procs == 1:
+        state = {"connecting": "waiting for a server"}.get(reports[0].state, reports[0].state)
+    else:
+        state = f"{sum(report.state != 'connecting' for report in reports)} of {num_procs} connected"
+    means = [report.mean_return for report in reports if not math.isnan(report.mean_return)]
+    mean = f"{sum(means) / len(means):.2f}" if means else "-"
+    return (
+        f"{state} | {sum(report.episodes for report in reports)} episodes | "
+        f"{sum(report.steps_per_s for report in reports):.0f} steps/s | mean return {mean}"
+    )
 
 
 def _summary_line(outcomes: Sequence[Outcome]) -> str:
@@ -310,19 +247,18 @@ def _summary_line(outcomes: Sequence[Outcome]) -> str:
     return line
 
 
-def _write_summary(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write what all clients did, for programs: ``mean_return`` is null without an episode."""
+def _counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return what all clients did, for programs: ``mean_return`` is null without an episode."""
     summaries = [outcome.summary for outcome in outcomes]
     episodes = sum(summary.episodes for summary in summaries)
     total = sum(summary.mean_return * summary.episodes for summary in summaries if summary.episodes)
-    counts = {
+    return {
         "episodes": episodes,
         "steps": sum(summary.steps for summary in summaries),
         "mean_return": total / episodes if episodes else None,
         "reconnects": sum(summary.reconnects for summary in summaries),
         "reasons": [outcome.error or outcome.summary.reason for outcome in outcomes],
     }
-    path.write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
+from plugrl_bridges import console
 from plugrl_bridges.client.env_client import EnvClient
 from plugrl_bridges.client.factory import env_factory, gym_factory
 from plugrl_bridges.client.record import ClientSummary, Progress
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.process import BaseProcess
 
-__all__ = ["NOTHING", "ClientOptions", "Outcome", "configure_logging", "describe", "make_client", "run_processes"]
+__all__ = ["NOTHING", "ClientOptions", "Outcome", "describe", "make_client", "run_processes", "who"]
 
 logger = logging.getLogger(__name__)
 
@@ -106,16 +107,9 @@ def make_client(options: ClientOptions, progress: Callable[[Progress], None] | N
     )
 
 
-def configure_logging(options: ClientOptions) -> None:
-    """Let log records go to stderr; for programs only, never called by the library."""
-    who = "" if options.rank is None else f" rank {options.rank}"
-    clear = "\r\x1b[K" if options.terminal else ""
-    logging.basicConfig(
-        level=options.log_level.upper(),
-        format=f"{clear}%(asctime)s %(levelname)s{who}: %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
+def who(options: ClientOptions) -> str:
+    """Return what stands in each log line of a client that has a rank."""
+    return "" if options.rank is None else f" rank {options.rank}"
 
 
 def describe(exc: BaseException) -> str:
@@ -250,7 +244,7 @@ def _watch(
 def _child(options: ClientOptions, pipe: Connection, report_progress: bool) -> None:
     """Run one client; the target of a process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    configure_logging(options)
+    console.configure_logging(options.log_level, terminal=options.terminal, who=who(options))
     client: EnvClient | None = None
 
     def stop() -> None:

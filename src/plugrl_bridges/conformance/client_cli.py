@@ -6,16 +6,12 @@ after SIGHUP, SIGINT and SIGTERM; the client that was started is ended in every 
 
 from __future__ import annotations
 
-import signal
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
+from plugrl_bridges import console
 from plugrl_bridges.conformance.client_options import SCENARIOS, ClientCheckOptions
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 __all__ = ["main"]
 
@@ -31,9 +27,7 @@ def _features(_context: click.Context, _option: click.Parameter, value: str | No
     return names
 
 
-@click.command(
-    name="plugrl-conformance", context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
-)
+@click.command(name="plugrl-conformance", context_settings=console.SETTINGS)
 @click.option(
     "--client", metavar="COMMAND",
     help="Shell command that starts the client, once per scenario. {host}, {port} and {url} are replaced.",
@@ -103,23 +97,14 @@ def main(
     except ValueError as exc:
         raise click.BadParameter(str(exc), param_hint="--features") from exc
     logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stderr)
-    signal.signal(signal.SIGTERM, _terminate)
-    # The client has a session of its own: a terminal that goes away does not end it. Under nohup it is to go on.
-    if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, _terminate)
     try:
-        found = check_client(options)
+        # The client has a session of its own: a terminal that goes away does not end it.
+        with console.ending_on_signals("SIGTERM", "SIGHUP"):
+            found = check_client(options)
     except OSError as exc:
-        click.echo(f"plugrl-conformance: cannot listen on {host}:{port}: {exc}", err=True)
-        raise SystemExit(2) from exc
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        raise SystemExit(console.fail("plugrl-conformance", f"cannot listen on {host}:{port}: {exc}", 2)) from exc
     click.echo(found.to_json() if report == "json" else found.to_text(), nl=False)
     raise SystemExit(found.exit_code)
-
-
-def _terminate(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

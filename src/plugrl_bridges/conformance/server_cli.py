@@ -6,21 +6,14 @@ SIGTERM.
 
 from __future__ import annotations
 
-import signal
-from typing import TYPE_CHECKING
-
 import click
 
-if TYPE_CHECKING:
-    from types import FrameType
+from plugrl_bridges import console
 
 __all__ = ["main"]
 
 
-@click.command(
-    name="plugrl-conformance-server",
-    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
-)
+@click.command(name="plugrl-conformance-server", context_settings=console.SETTINGS)
 @click.option("--host", default="127.0.0.1", help="Where the server listens.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, help="Where the server listens.")
 @click.option("--state-key", default="obs", help="Name of the state that is sent.")
@@ -59,8 +52,8 @@ def main(
     try:
         host.encode("idna")  # as the look-up of the address will do
     except UnicodeError as exc:
-        click.echo(f"plugrl-conformance-server: {host!r} is no name of a host: {exc}", err=True)
-        raise SystemExit(2) from exc
+        text = f"{host!r} is no name of a host: {exc}"
+        raise SystemExit(console.fail("plugrl-conformance-server", text, 2)) from exc
     from plugrl_bridges.conformance.server_checker import (  # noqa: PLC0415 - --help must not pay for it
         ServerChecker,
         ServerCheckOptions,
@@ -70,19 +63,10 @@ def main(
         host=host, port=port, state_key=state_key, state_dim=state_dim, image_key=image_key, image_size=image_size,
         exchanges=exchanges, timeout_s=timeout, until_stop=until_stop, max_exchanges=max_exchanges,
     )  # fmt: skip
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
+    with console.ending_on_signals("SIGTERM"):
         found = ServerChecker(options).run()
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
     click.echo(found.to_json() if report == "json" else found.to_text(), nl=False)
     raise SystemExit(found.exit_code)
-
-
-def _terminate(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from plugrl_bridges import console
 from plugrl_bridges.errors import LedgerError
 from plugrl_bridges.ledger.files import escaped, is_folder
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _NAME = "stepledger"
-_SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 _SHOWN_FILES = 16
 
 _float32 = click.option(
@@ -29,12 +29,12 @@ _float32 = click.option(
 )
 
 
-@click.group(name=_NAME, context_settings=_SETTINGS)
+@click.group(name=_NAME, context_settings=console.SETTINGS)
 def main() -> None:
     """See every silent fault at the boundary between a trainer and its environments."""
 
 
-@main.command(context_settings=_SETTINGS)
+@main.command(context_settings=console.SETTINGS)
 @click.argument("trainer", type=click.Path())
 @click.argument("envs", type=click.Path(), nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Write the result as JSON.")
@@ -52,7 +52,7 @@ def compare(*, trainer: str, envs: tuple[str, ...], as_json: bool, float32: bool
     raise SystemExit(0 if found.equal else 1)
 
 
-@main.command(context_settings=_SETTINGS)
+@main.command(context_settings=console.SETTINGS)
 @click.argument("trainer", type=click.Path())
 @click.argument("envs", type=click.Path(), nargs=-1, required=True)
 @click.option("--out", type=click.Path(dir_okay=False), default="differences.png", help="Picture to write.")
@@ -75,7 +75,7 @@ def plot(*, trainer: str, envs: tuple[str, ...], out: str, float32: bool) -> Non
     raise SystemExit(0 if found.equal else 1)
 
 
-@main.command(context_settings=_SETTINGS)
+@main.command(context_settings=console.SETTINGS)
 @click.argument("file", type=click.Path())
 @click.option("--env", "number", type=click.IntRange(0), help="Only this env's events.")
 @click.option("--episode", type=click.IntRange(0), help="Only events of this episode of each env, from 0.")
@@ -126,8 +126,7 @@ def _say(text: str) -> None:
 
 
 def _fail(error: object) -> int:
-    click.echo(f"{_NAME}: {escaped(' '.join(str(error).split()))}", err=True)
-    return 2
+    return console.fail(_NAME, escaped(" ".join(str(error).split())), 2)
 
 
 if __name__ == "__main__":
