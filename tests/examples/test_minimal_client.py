@@ -94,8 +94,7 @@ def test_bridge_steps_its_probe() -> None:
             done = lockstep.wait()
             assert done.rewards.tolist() == [1.0] * 3
             assert done.terminated.tolist() == [step % 3 == 0, step % 5 == 0, step % 7 == 0]
-            for final in done.finals:
-                assert final.arrays[0].tolist() == [[step, step]] * len(final.slots)
+            assert done.observations[0].tolist() == [[step, step]] * 3
         lockstep.close()
 
 

@@ -12,10 +12,10 @@ from gymnasium.vector import VectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugrl_bridges.gym import AutoresetMode, InfoDialect
 from plugrl_bridges.gym.columns import Columns
-from plugrl_bridges.gym.infos import InfoWriter
-from plugrl_bridges.server.result import Ended, Finals, InfoPart, StepResult
+from plugrl_bridges.gym.infos import InfoDialect, InfoWriter
+from plugrl_bridges.server.autoreset import Autoreset, AutoresetMode
+from plugrl_bridges.server.result import Ended, InfoPart, StepResult
 from plugrl_bridges.spaces import ObservationLayout
 from plugrl_bridges.wire.codec import decode, encode
 from plugrl_bridges.wire.info import batch_infos
@@ -135,29 +135,44 @@ def result(*, over: Sequence[int] = (1,), **changes: Any) -> StepResult:
     """Make the result of a step of three slots, in which the second ended its episode (return 15, length 5)."""
     ended = np.isin(np.arange(3), over)
     settings: dict[str, Any] = {
-        "observations": [np.zeros((3, 3), np.float32)],
+        "observations": [np.repeat(np.arange(10, 13, dtype=np.float32)[:, None], 3, axis=1)],
         "rewards": np.zeros(3),
         "terminated": ended,
         "truncated": np.zeros(3, np.bool_),
-        "finals": [Finals((slot,), [np.full((1, 3), 10 + slot, np.float32)]) for slot in over],
+        "stepped": np.ones(3, np.bool_),
+        "begun": ended,
+        "first": [np.zeros((3, 3), np.float32)],
         "info_parts": parts(INFOS_OF_STEP, [[0, 1], [2]]),
         "reset_parts": parts(INFOS_OF_RESET, [[0], [1], [2]]) if over else [],
-        "lengths": {},
-        "lost": (),
-        "cut_short": {},
-        "idle": (),
         "ended": {slot: Ended(15.0, 5, 0.25) for slot in over},
     }
     return StepResult(**{**settings, **changes})
 
 
-def writer(
-    mode: AutoresetMode = AutoresetMode.SAME_STEP,
-    dialect: InfoDialect = InfoDialect.ARRAYS,
-    *,
-    episodes: bool = False,
-) -> InfoWriter:
-    return InfoWriter(LAYOUT, 3, mode, dialect, episodes=episodes)
+class Written:
+    """Write the infos of results, each as the first that its trainer sees.
+
+    Args:
+        mode: The trainer's.
+        dialect: Of the infos.
+        episodes: Whether to add records.
+    """
+
+    def __init__(
+        self,
+        mode: AutoresetMode = AutoresetMode.SAME_STEP,
+        dialect: InfoDialect = InfoDialect.ARRAYS,
+        *,
+        episodes: bool = False,
+    ) -> None:
+        self._mode = mode
+        self._writer = InfoWriter(LAYOUT, 3, dialect, episodes=episodes)
+
+    def step(self, step: StepResult) -> Info:
+        return self._writer.step(Autoreset(self._mode, 3).step(step))
+
+    def reset(self, step: StepResult) -> Info:
+        return self._writer.reset(Autoreset(self._mode, 3).reset(step))
 
 
 def objects(*values: Any) -> Any:
@@ -185,7 +200,7 @@ RECORD = {
 
 @pytest.mark.parametrize("episodes", [False, True])
 def test_arrays_same_step(*, episodes: bool) -> None:
-    infos = writer(episodes=episodes).step(result())
+    infos = Written(episodes=episodes).step(result())
     final = {**column("t", [0, 4, 0], [0, 1, 0]), **column("word", objects(None, "end", None), [0, 1, 0])}
     if episodes:
         final |= {"episode": RECORD, "_episode": np.array([False, True, False])}
@@ -204,7 +219,7 @@ def test_arrays_same_step(*, episodes: bool) -> None:
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED], ids=lambda mode: mode.name)
 @pytest.mark.parametrize("episodes", [False, True])
 def test_arrays_of_the_other_modes(mode: AutoresetMode, *, episodes: bool) -> None:
-    infos = writer(mode, episodes=episodes).step(result(reset_parts=[]))
+    infos = Written(mode, episodes=episodes).step(result())
     expected = {
         **column("t", [3, 4, 5], [1, 1, 1]),
         "n": column("a", [1.5, 0.0, 0.0], [1, 0, 0]),
@@ -217,26 +232,26 @@ def test_arrays_of_the_other_modes(mode: AutoresetMode, *, episodes: bool) -> No
 
 
 def test_arrays_of_a_step_in_which_nothing_ended() -> None:
-    infos = writer(episodes=True).step(result(over=(), info_parts=parts([{}, {"x": 1}, {}], [[0, 1, 2]])))
+    infos = Written(episodes=True).step(result(over=(), info_parts=parts([{}, {"x": 1}, {}], [[0, 1, 2]])))
     assert_same(infos, column("x", [0, 1, 0], [0, 1, 0]))
 
 
 def test_arrays_of_the_step_that_begins_an_episode() -> None:
     began = result(over=(), info_parts=parts([{"t": 1}, {}, {"t": 2}], [[0], [1], [2]]),
-                   reset_parts=parts([{"began": 1}], [[0]]), idle=(1,))  # fmt: skip
+                   reset_parts=parts([{"began": 1}], [[0]]), stepped=np.array([True, False, True]))  # fmt: skip
     began.reset_parts = [InfoPart(np.array([1]), part.info, part.rows) for part in began.reset_parts]
-    infos = writer(AutoresetMode.NEXT_STEP, episodes=True).step(began)
+    infos = Written(AutoresetMode.NEXT_STEP, episodes=True).step(began)
     assert_same(infos, {**column("t", [1, 0, 2], [1, 0, 1]), **column("began", [0, 1, 0], [0, 1, 0])})
 
 
 def test_a_record_that_the_client_brought_stays() -> None:
     brought = {"episode": {"r": 99.0, "l": 5, "t": 1.0}}
     for mode in AutoresetMode:
-        infos = writer(mode, episodes=True).step(result(info_parts=parts([{}, brought, {}], [[0], [1], [2]])))
+        infos = Written(mode, episodes=True).step(result(info_parts=parts([{}, brought, {}], [[0], [1], [2]])))
         where = infos["final_info"] if mode is AutoresetMode.SAME_STEP else infos
         assert where["episode"]["r"].tolist() == [0, 99, 0]
         assert where["_episode"].tolist() == [False, True, False]
-    lists = writer(dialect=InfoDialect.LISTS, episodes=True).step(
+    lists = Written(dialect=InfoDialect.LISTS, episodes=True).step(
         result(info_parts=parts([{}, brought, {}], [[0], [1], [2]]))
     )
     assert lists["final_info"][1]["episode"] == {"r": [99.0], "l": [5], "t": [1.0]}
@@ -249,13 +264,13 @@ OF_1_X = {"r": 99.0, "l": 5, "t": 1.0}
 @pytest.mark.parametrize("brought", [OF_0_29, OF_1_X], ids=["0.29", "1.x"])
 def test_a_record_of_a_client_with_another_release_has_the_form_of_ours(brought: Info) -> None:
     step = result(over=(0, 1), info_parts=parts([{}, {"episode": brought}, {}], [[0, 1], [2]]))
-    record = writer(episodes=True).step(step)["final_info"]["episode"]
+    record = Written(episodes=True).step(step)["final_info"]["episode"]
     assert {key: column.tolist() for key, column in record.items() if not key.startswith("_")} == {
         "r": [15, 99, 0],
         "l": [5, 5, 0],
         "t": [0.25, 1, 0],
     }
-    lists = writer(dialect=InfoDialect.LISTS, episodes=True).step(step)
+    lists = Written(dialect=InfoDialect.LISTS, episodes=True).step(step)
     assert_same(lists["final_info"][1]["episode"], OF_0_29)
     assert lists["final_info"][0]["episode"]["r"].tolist() == [15]
 
@@ -263,10 +278,10 @@ def test_a_record_of_a_client_with_another_release_has_the_form_of_ours(brought:
 @pytest.mark.parametrize("brought", ["the first", {"r": "high"}, {"l": np.arange(3)}], ids=str)
 def test_what_a_client_calls_an_episode_may_be_something_else(brought: Any) -> None:
     step = result(info_parts=parts([{}, {"episode": brought}, {}], [[0], [1], [2]]))
-    without = writer(dialect=InfoDialect.LISTS).step(step)
+    without = Written(dialect=InfoDialect.LISTS).step(step)
     assert_same(without["final_info"][1], {"episode": brought})
-    lists = writer(dialect=InfoDialect.LISTS, episodes=True).step(step)
-    arrays = writer(episodes=True).step(step)["final_info"]["episode"]
+    lists = Written(dialect=InfoDialect.LISTS, episodes=True).step(step)
+    arrays = Written(episodes=True).step(step)["final_info"]["episode"]
     for slot, ended in step.ended.items():  # who asks for records gets them
         assert lists["final_info"][slot]["episode"]["r"].item() == arrays["r"][slot] == ended.ret
         assert lists["final_info"][slot]["episode"]["l"].item() == arrays["l"][slot] == ended.length
@@ -274,7 +289,7 @@ def test_what_a_client_calls_an_episode_may_be_something_else(brought: Any) -> N
 
 @pytest.mark.parametrize("episodes", [False, True])
 def test_lists_same_step(*, episodes: bool) -> None:
-    infos = writer(dialect=InfoDialect.LISTS, episodes=episodes).step(result())
+    infos = Written(dialect=InfoDialect.LISTS, episodes=episodes).step(result())
     final: Info = {"t": 4, "word": "end"}
     if episodes:
         final["episode"] = {
@@ -295,7 +310,7 @@ def test_lists_same_step(*, episodes: bool) -> None:
 
 
 def test_lists_of_a_step_in_which_nothing_ended() -> None:
-    infos = writer(dialect=InfoDialect.LISTS, episodes=True).step(
+    infos = Written(dialect=InfoDialect.LISTS, episodes=True).step(
         result(over=(), info_parts=parts([{"ok": True, "v": np.arange(2)}, {}, {"word": "go"}], [[0], [1], [2]]))
     )
     assert_same(
@@ -309,7 +324,7 @@ def test_lists_of_a_step_in_which_nothing_ended() -> None:
 
 
 def test_lists_of_the_other_modes() -> None:
-    infos = writer(AutoresetMode.DISABLED, InfoDialect.LISTS, episodes=True).step(result(reset_parts=[]))
+    infos = Written(AutoresetMode.DISABLED, InfoDialect.LISTS, episodes=True).step(result())
     assert infos["t"].tolist() == [3, 4, 5]
     assert infos["episode"][1]["r"].tolist() == [15.0]
     assert infos["_episode"].tolist() == [False, True, False]
@@ -318,7 +333,7 @@ def test_lists_of_the_other_modes() -> None:
 
 @pytest.mark.parametrize("dialect", InfoDialect, ids=lambda dialect: dialect.name)
 def test_infos_of_a_reset(dialect: InfoDialect) -> None:
-    infos = writer(dialect=dialect, episodes=True).reset(
+    infos = Written(dialect=dialect, episodes=True).reset(
         result(over=(), reset_parts=parts(INFOS_OF_RESET, [[0, 1, 2]]))
     )
     assert_same(infos, {**column("began", [0, 2, 0], [0, 1, 0]), **column("t", [0, 9, 0], [0, 1, 0])})
@@ -328,16 +343,16 @@ def test_infos_of_a_reset(dialect: InfoDialect) -> None:
 @pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
 def test_losses_are_told_and_nothing_else_passes_for_one(mode: AutoresetMode, dialect: InfoDialect) -> None:
     lie = parts([{"client_lost": True}, {}, {}], [[0], [1], [2]])
-    infos = writer(mode, dialect).step(result(over=(), info_parts=lie))
+    infos = Written(mode, dialect).step(result(over=(), info_parts=lie))
     assert infos == {}
-    for write in (writer(mode, dialect).step, writer(mode, dialect).reset):
+    for write in (Written(mode, dialect).step, Written(mode, dialect).reset):
         infos = write(result(over=(), info_parts=lie, reset_parts=[], lost=(2,)))
         assert_same(infos, column("client_lost", [False, False, True], [0, 0, 1]))
 
 
 @pytest.mark.parametrize("dialect", InfoDialect, ids=lambda dialect: dialect.name)
 def test_a_step_of_which_there_is_nothing_to_say(dialect: InfoDialect) -> None:
-    assert writer(dialect=dialect, episodes=True).step(result(over=(), info_parts=[])) == {}
+    assert Written(dialect=dialect, episodes=True).step(result(over=(), info_parts=[])) == {}
 
 
 @pytest.mark.parametrize(

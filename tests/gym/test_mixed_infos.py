@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from plugrl_bridges.gym.infos import InfoDialect, InfoWriter
-from plugrl_bridges.server.autoreset import AutoresetMode
+from plugrl_bridges.server.autoreset import Autoreset, AutoresetMode
 from plugrl_bridges.server.result import Ended, InfoPart, StepResult
 from plugrl_bridges.spaces import ObservationLayout
 from plugrl_bridges.wire.info import batch_infos
@@ -24,15 +24,15 @@ def step_of(*infos: dict[str, Any], over: tuple[int, ...] = ()) -> StepResult:
     ended[list(over)] = True
     return StepResult(
         observations=[np.zeros((n, 1), np.float32)], rewards=np.zeros(n), terminated=ended,
-        truncated=np.zeros(n, bool), finals=[],
+        truncated=np.zeros(n, bool), stepped=np.ones(n, bool), begun=ended, first=[np.zeros((n, 1), np.float32)],
         info_parts=[InfoPart.of(batch_infos([info])[0], np.array([slot])) for slot, info in enumerate(infos)],
-        reset_parts=[], lengths={}, lost=(), cut_short={}, idle=(), ended={slot: Ended(7.0, 3, 0.5) for slot in over},
+        ended={slot: Ended(7.0, 3, 0.5) for slot in over},
     )  # fmt: skip
 
 
 def written(step: StepResult, dialect: InfoDialect, *, episodes: bool = False) -> dict[str, Any]:
-    writer = InfoWriter(LAYOUT, len(step.rewards), AutoresetMode.NEXT_STEP, dialect, episodes=episodes)
-    return writer.step(step)
+    n = len(step.rewards)
+    return InfoWriter(LAYOUT, n, dialect, episodes=episodes).step(Autoreset(AutoresetMode.NEXT_STEP, n).step(step))
 
 
 @pytest.mark.parametrize("dialect", list(InfoDialect))

@@ -60,7 +60,7 @@ def test_the_slot_of_a_peer_that_closes_and_keeps_the_stream_open_goes_to_the_ne
     other = Puppet(lockstep.url, (7.0,)).infer()
     step = lockstep.wait()
     assert step.lost == (0,)
-    assert step.observations[0].tolist() == [[7.0, 0.0, 0.0]]
+    assert step.standing()[0].tolist() == [[7.0, 0.0, 0.0]]
     websocket.abort()
     other.leave()
 
@@ -196,6 +196,6 @@ def test_what_the_trainer_writes_into_an_observation_stays_with_the_trainer(make
     wait_until(lambda: lockstep.client_losses)
     lockstep.send(ZERO)
     step = lockstep.wait()
-    assert step.finals[0].arrays[0].tolist() == [[0.0, 0.0, 0.0]]
-    assert step.observations[0].tolist() == [[5.0, 0.0, 0.0]]
+    assert step.observations[0].tolist() == [[0.0, 0.0, 0.0]]
+    assert step.standing()[0].tolist() == [[5.0, 0.0, 0.0]]
     other.leave()

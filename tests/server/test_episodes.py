@@ -25,14 +25,12 @@ def result(rewards: list[float], *, terminated: tuple[int, ...] = (), truncated:
         rewards=np.array(rewards, float),
         terminated=ends[0],
         truncated=ends[1],
-        finals=[],
-        info_parts=[],
-        reset_parts=[],
+        stepped=np.array([(cut_short or {}).get(slot, True) for slot in range(n)]),
+        begun=np.logical_or(*ends),
+        first=[],
         lengths=lengths or {},
         lost=tuple(cut_short or ()),
-        cut_short=cut_short or {},
-        idle=(),
-        ended={},
+        cut_short=tuple(cut_short or ()),
     )
 
 

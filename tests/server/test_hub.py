@@ -71,9 +71,10 @@ class Run:
         assert self.puppet.step(float(self.steps)).tolist() == [[[0.5]]]
         self.steps += 1
         step = task.result()
-        assert step.observations[0].tolist() == [[1, 0, self.steps]]
+        assert step.standing()[0].tolist() == [[1, 0, self.steps]]
         assert step.rewards.tolist() == [self.steps - 1]
-        assert (step.lost, step.finals) == ((), [])
+        assert step.lost == ()
+        assert not step.over.any()
 
 
 @pytest.fixture
@@ -262,7 +263,7 @@ def test_a_malformed_feedback_is_a_resync_and_the_slot_goes_to_the_next(
     Puppet(env.url, (3,)).infer()
     good.step(5.0)
     step = task.result()
-    assert step.observations[0].tolist() == [[1, 0, 1], [3, 0, 0]]
+    assert step.standing()[0].tolist() == [[1, 0, 1], [3, 0, 0]]
     assert (step.rewards.tolist(), step.truncated.tolist(), step.lost) == ([5, 0], [False, True], (1,))
 
 
@@ -300,7 +301,7 @@ def test_a_reuse_of_the_last_feedback_stands_for_its_observation(make_bridge: Ma
     puppet.feed_back(terminated=np.array([False, True]))
     reset = {"images": {}, "states": {"obs": np.array([[2, 1, 0]], np.float32)}, "text": ""}
     puppet.infer(reuse=np.array([True, False]), data=reset)
-    assert task.result().observations[0].tolist() == [[1, 0, 4], [2, 1, 0]]
+    assert task.result().standing()[0].tolist() == [[1, 0, 4], [2, 1, 0]]
 
 
 def test_a_text_frame_is_a_resync(run: Run) -> None:

@@ -45,14 +45,14 @@ def test_a_connection_whose_only_env_waits_is_not_answered(make_bridge: MakeBrid
         task = stepping(env, 0)
         other.step()
         step = task.result()
-        assert step.observations[0].tolist() == [[1, 1, 0], [2, 0, t]]
+        assert step.standing()[0].tolist() == [[1, 1, 0], [2, 0, t]]
         assert step.rewards.tolist() == [0, 1]
-        assert step.idle == (0,)
-        assert not step.finals
+        assert step.stepped.tolist() == [False, True]
+        assert not step.over.any()
     task = stepping(env)
     assert one.step().tolist() == [[[0.5]]]  # the infer that was open all the time is answered now
     other.step()
-    assert task.result().observations[0].tolist() == [[1, 1, 1], [2, 0, 4]]
+    assert task.result().standing()[0].tolist() == [[1, 1, 1], [2, 0, 4]]
 
 
 def test_an_env_that_waits_beside_others_is_reset_once_more(make_bridge: MakeBridge) -> None:
@@ -72,7 +72,7 @@ def test_an_env_that_waits_beside_others_is_reset_once_more(make_bridge: MakeBri
     states = np.concatenate([observe((1,), 0, 2), observe((2,), 1, 0)])
     puppet.infer(data={"images": {}, "states": {"obs": states}, "text": ""})
     step = task.result()
-    assert step.observations[0].tolist() == [[1, 0, 2], [2, 1, 0]]
+    assert step.standing()[0].tolist() == [[1, 0, 2], [2, 1, 0]]
     assert step.rewards.tolist() == [1, 0]
 
 
@@ -123,5 +123,5 @@ def test_a_client_that_leaves_while_its_env_waits_is_a_loss_like_any(make_bridge
     step = task.result()
     assert step.lost == (0,)
     assert step.truncated.tolist() == [True, False]
-    assert step.observations[0].tolist() == [[3, 0, 0], [2, 0, 2]]
+    assert step.standing()[0].tolist() == [[3, 0, 0], [2, 0, 2]]
     assert [(row["slot"], row["length"], row["end"]) for row in rows(tmp_path / "log.csv")] == [("0", "1", "lost")]

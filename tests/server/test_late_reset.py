@@ -53,7 +53,7 @@ def test_the_trainers_first_reset_is_the_envs_first(make_bridge: MakeBridge, see
     puppet = newcomer(env, 1, 2)
     task = Task(lambda: env.reset(seeds))
     assert puppet.obey_reset()["seed"] == (seeds or [None, None])
-    assert task.result().observations[0].tolist() == [[1, 1, 0], [2, 1, 0]]
+    assert task.result().standing()[0].tolist() == [[1, 1, 0], [2, 1, 0]]
     step = stepping(env)
     puppet.step()
     assert puppet.reset is None
@@ -68,10 +68,10 @@ def test_who_comes_in_mid_run_is_reset_at_once_and_then_takes_the_slot(begun: tu
     assert other.obey_reset()["seed"] == [None]
     result = step.result()
     assert result.lost == (0,)
-    assert result.observations[0].tolist() == [[2, 1, 0]]
+    assert result.standing()[0].tolist() == [[2, 1, 0]]
     step = stepping(env)
     other.step()
-    assert step.result().observations[0].tolist() == [[2, 1, 1]]
+    assert step.result().standing()[0].tolist() == [[2, 1, 1]]
 
 
 def test_a_spare_of_the_beginning_is_reset_after_the_first_reset_and_moves_up(make_bridge: MakeBridge) -> None:
@@ -87,7 +87,7 @@ def test_a_spare_of_the_beginning_is_reset_after_the_first_reset_and_moves_up(ma
     lose(env, first)
     result = stepping(env).result()
     assert result.lost == (0,)
-    assert result.observations[0].tolist() == [[2, 1, 0]]
+    assert result.standing()[0].tolist() == [[2, 1, 0]]
 
 
 def test_a_step_waits_for_a_newcomers_first_reset(begun: tuple[Lockstep, Puppet]) -> None:
@@ -105,7 +105,7 @@ def test_a_step_waits_for_a_newcomers_first_reset(begun: tuple[Lockstep, Puppet]
         terminated=np.zeros(0, bool), truncated=np.zeros(0, bool),
         obs={"images": {}, "states": {"obs": np.zeros((0, 3), np.float32)}, "text": []},
     ).infer()  # fmt: skip
-    assert step.result().observations[0].tolist() == [[2, 4, 0]]
+    assert step.result().standing()[0].tolist() == [[2, 4, 0]]
 
 
 def test_a_newcomer_whose_first_reset_takes_for_ever(make_bridge: MakeBridge) -> None:
@@ -167,7 +167,7 @@ def test_a_spare_that_is_ready_goes_before_one_that_is_not(begun: tuple[Lockstep
     ready.obey_reset()
     step = stepping(env)
     puppet.vanish()
-    assert step.result().observations[0].tolist() == [[3, 1, 0]]
+    assert step.result().standing()[0].tolist() == [[3, 1, 0]]
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP])
@@ -184,10 +184,10 @@ def test_a_replacement_in_the_reset_after_an_end_is_reset(make_bridge: MakeBridg
     task = Task(env.reset)
     other = newcomer(env, 2)
     other.obey_reset()
-    assert task.result().observations[0].tolist() == [[2, 1, 0]]
+    assert task.result().standing()[0].tolist() == [[2, 1, 0]]
     step = stepping(env)
     other.step()
-    assert step.result().observations[0].tolist() == [[2, 1, 1]]
+    assert step.result().standing()[0].tolist() == [[2, 1, 1]]
 
 
 def test_a_client_that_came_back_is_reset_when_the_trainer_resets(make_bridge: MakeBridge) -> None:
@@ -205,7 +205,7 @@ def test_a_client_that_came_back_is_reset_when_the_trainer_resets(make_bridge: M
     assert step.result().lost == (0,)
     task = Task(env.reset)
     again.obey_reset()
-    assert task.result().observations[0].tolist() == [[1, 2, 0]]
+    assert task.result().standing()[0].tolist() == [[1, 2, 0]]
 
 
 def test_a_client_that_cannot_reset_begins_the_episode_that_it_has_begun(make_bridge: MakeBridge) -> None:

@@ -48,7 +48,7 @@ def test_the_first_observations_are_those_of_the_first_infers(make_bridge: MakeB
     first, second = Puppet(env.url, (1, 2)).infer(), Puppet(env.url, (7,)).infer()
     began = env.reset()
     assert began.observations[0].tolist() in ([[1, 0, 0], [2, 0, 0], [7, 0, 0]], [[7, 0, 0], [1, 0, 0], [2, 0, 0]])
-    assert (began.reset_infos, began.lost) == ({}, ())
+    assert (began.reset_parts, began.lost) == ([], ())
     first.leave()
     second.leave()
 
@@ -138,11 +138,11 @@ def test_every_env_gets_its_own_action_and_every_slot_its_own_result(make_bridge
     got = [puppets[0].step(2.0), puppets[1].step(3.0)]
     assert [action.tolist() for action in got] == [[[[np.float32(0.1)], [np.float32(0.2)]]], [[[np.float32(0.3)]]]]
     step = task.result()
-    assert step.observations[0].tolist() == observe((1, 2, 3), 0, 1).tolist()
+    assert step.standing()[0].tolist() == observe((1, 2, 3), 0, 1).tolist()
     assert step.rewards.tolist() == [2, 2, 3]
     assert not step.terminated.any()
     assert not step.truncated.any()
-    assert step.finals == []
+    assert not step.begun.any()
     assert step.infos == [{}, {}, {}]
 
 
@@ -158,11 +158,10 @@ def test_the_end_of_an_episode_gives_both_observations(make_bridge: MakeBridge) 
     data["states"]["obs"][1] = [2, 1, 0]
     puppet.infer(data=data)
     step = task.result()
-    assert step.observations[0].tolist() == [[1, 0, 1], [2, 1, 0]]
+    assert step.standing()[0].tolist() == [[1, 0, 1], [2, 1, 0]]
     assert step.terminated.tolist() == [False, True]
-    [finals] = step.finals
-    assert finals.slots == (1,)
-    assert finals.arrays[0].tolist() == [[2, 0, 1]]
+    assert step.begun.tolist() == [False, True]
+    assert step.observations[0].tolist() == [[1, 0, 1], [2, 0, 1]]
     assert step.infos == [{"x": 5}, {"x": 6}]
     assert step.lost == ()
 
@@ -286,7 +285,7 @@ def test_feedback_for_an_env_that_holds_no_action_is_dropped_with_a_warning(
     puppet.infer()
     step = task.result()
     assert step.rewards.tolist() == [1]
-    assert step.observations[0].tolist() == [[0, 0, 1]]
+    assert step.standing()[0].tolist() == [[0, 0, 1]]
     assert not step.terminated.any()
     assert f"[7.6] dropped feedback of {puppet.address} for envs [9]" in caplog.text
 
@@ -305,7 +304,7 @@ def test_a_seeded_reset_reaches_every_env_once_with_its_options(make_bridge: Mak
     first, second = puppets[0].obey_reset(), puppets[1].obey_reset()
     assert (first["seed"], first["options"]) == ([5, None], [{"a": 1}, None])
     assert (second["seed"], second["options"]) == ([7], [{"b": [1, 2]}])
-    assert task.result().observations[0].tolist() == observe((1, 2, 3), 1, 0).tolist()
+    assert task.result().standing()[0].tolist() == observe((1, 2, 3), 1, 0).tolist()
     step = stepping(env)
     for puppet in puppets:
         puppet.step()
@@ -322,7 +321,7 @@ def test_a_reset_in_mid_episode_is_a_real_one_where_the_client_knows_it(make_bri
     task.result()
     reset = Task(env.reset)
     assert puppet.obey_reset()["seed"] == [None]
-    assert reset.result().observations[0].tolist() == [[0, 1, 0]]
+    assert reset.result().standing()[0].tolist() == [[0, 1, 0]]
 
 
 def test_a_reset_that_a_client_cannot_do_is_said_once_and_its_episode_goes_on(
@@ -356,7 +355,7 @@ def test_a_reset_with_a_step_in_flight_drops_its_result(make_bridge: MakeBridge)
     task = Task(env.reset)
     puppet.step(7.0)
     puppet.obey_reset()
-    assert task.result().observations[0].tolist() == [[0, 1, 0]]
+    assert task.result().standing()[0].tolist() == [[0, 1, 0]]
     step = stepping(env)
     puppet.step(1.0)
     assert step.result().rewards.tolist() == [1]
@@ -427,7 +426,7 @@ def test_with_truncate_a_silent_client_is_replaced_and_its_late_reply_is_not_use
     other = Puppet(env.url, (2,)).infer()
     step = task.result()
     assert (step.rewards.tolist(), step.truncated.tolist(), step.lost) == ([0], [True], (0,))
-    assert step.observations[0].tolist() == [[2, 0, 0]]
+    assert step.standing()[0].tolist() == [[2, 0, 0]]
     task = stepping(env)
     other.step(4.0)
     assert task.result().rewards.tolist() == [4]
@@ -602,7 +601,7 @@ def test_a_garbage_client_never_changes_what_another_sees(make_bridge: MakeBridg
                 other.step()
             step = task.result()
             assert step.lost == ((1,) if disturbed and number == 4 else ())
-            rows += [step.observations[0][0].copy(), step.rewards[0], step.terminated[0], step.truncated[0]]
+            rows += [step.standing()[0][0].copy(), step.rewards[0], step.terminated[0], step.truncated[0]]
         env.close()
         return [np.asarray(row).tolist() for row in rows]
 

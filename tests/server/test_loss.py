@@ -10,6 +10,7 @@ import pytest
 
 from plugrl_bridges.errors import ClientLost, EnvPoisoned, StepTimeout
 from plugrl_bridges.server import lockstep
+from plugrl_bridges.server.result import infos_of
 from tests.support import RESYNC, STOP, Puppet, knows_reset, wait_for_log, wait_until
 from tests.transport.ends import Task
 
@@ -45,8 +46,7 @@ def check_lost(step: StepResult, slot: int, *, final: list[float], reward: float
     assert step.truncated[slot]
     assert not step.terminated[slot]
     assert step.rewards[slot] == reward
-    [found] = [f for f in step.finals if slot in f.slots]
-    assert found.arrays[0][found.slots.index(slot)].tolist() == final
+    assert step.observations[0][slot].tolist() == final
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_between_two_steps(run: tuple[Lockstep, Puppet, Path], caplog: pytest.Lo
     other = Puppet(env.url, (2,)).infer()
     step = task.result()
     check_lost(step, 0, final=[1, 0, 2])
-    assert step.observations[0].tolist() == [[2, 0, 0]]
+    assert step.standing()[0].tolist() == [[2, 0, 0]]
     assert f"lost the client of slots 0 at {puppet.address}" in caplog.text
     assert env.client_losses == 1
     [row] = rows(path)
@@ -89,7 +89,7 @@ def test_between_two_steps_with_a_replacement_before_the_next(run: tuple[Lockste
     wait_until(lambda: not env._roster.vacancies())
     step = stepping(env).result()  # no action was for the newcomer
     check_lost(step, 0, final=[1, 0, 2])
-    assert step.observations[0].tolist() == [[2, 0, 0]]
+    assert step.standing()[0].tolist() == [[2, 0, 0]]
     task = stepping(env)
     other.step(4.0)
     assert task.result().rewards.tolist() == [4]
@@ -128,7 +128,7 @@ def test_after_the_feedback_and_before_the_infer(run: tuple[Lockstep, Puppet, Pa
     Puppet(env.url, (2,)).infer()
     step = task.result()
     check_lost(step, 0, final=[1, 0, 3], reward=4.0)
-    assert step.observations[0].tolist() == [[2, 0, 0]]
+    assert step.standing()[0].tolist() == [[2, 0, 0]]
     assert (rows(path)[0]["return"], rows(path)[0]["length"], rows(path)[0]["end"]) == ("7.0", "3", "lost")
 
 
@@ -142,9 +142,8 @@ def test_after_a_feedback_that_ended_the_episode(run: tuple[Lockstep, Puppet, Pa
     Puppet(env.url, (2,)).infer()
     step = task.result()
     assert (step.terminated.tolist(), step.truncated.tolist(), step.lost) == ([True], [False], (0,))
-    assert len(step.finals) == 1
-    assert step.finals[0].arrays[0].tolist() == [[1, 0, 3]]
-    assert step.observations[0].tolist() == [[2, 0, 0]]
+    assert step.observations[0].tolist() == [[1, 0, 3]]
+    assert step.standing()[0].tolist() == [[2, 0, 0]]
     assert (rows(path)[0]["return"], rows(path)[0]["length"], rows(path)[0]["end"]) == ("7.0", "3", "terminated")
 
 
@@ -167,12 +166,11 @@ def test_the_replacement_is_lost_in_the_same_step_too(make_bridge: MakeBridge, t
     Puppet(env.url, (2,)).infer()
     holder.step()
     step = task.result()
-    assert step.observations[0].tolist() == [[2, 0, 0], [1, 0, 1]]
+    assert step.standing()[0].tolist() == [[2, 0, 0], [1, 0, 1]]
     assert step.lost == (0,)
-    assert len(step.finals) == 1
     if ended:
         assert (step.terminated.tolist(), step.truncated.tolist()) == ([True, False], [False, False])
-        assert step.finals[0].arrays[0].tolist() == [[0, 0, 1]]
+        assert step.observations[0][0].tolist() == [0, 0, 1]
     else:
         check_lost(step, 0, final=[0, 0, 0])
     assert [row["end"] for row in rows(path)] == ["terminated" if ended else "lost"]
@@ -195,7 +193,7 @@ def test_several_at_once_and_the_rest_undisturbed(make_bridge: MakeBridge) -> No
     for slot in (1, 3):
         check_lost(step, slot, final=[slot, 0, 0])
     assert step.rewards.tolist() == [1, 0, 2, 0]
-    assert step.observations[0].tolist() == [[0, 0, 1], [11, 0, 0], [2, 0, 1], [13, 0, 0]]
+    assert step.standing()[0].tolist() == [[0, 0, 1], [11, 0, 0], [2, 0, 1], [13, 0, 0]]
     assert env.client_losses == 2
 
 
@@ -210,7 +208,7 @@ def test_one_connection_of_several_envs_is_lost_whole(make_bridge: MakeBridge) -
     Puppet(env.url, (6,)).infer()
     step = task.result()
     assert step.lost == (0, 1, 2)
-    assert sorted(step.observations[0][:, 0].tolist()) == [4, 5, 6]
+    assert sorted(step.standing()[0][:, 0].tolist()) == [4, 5, 6]
     assert env.client_losses == 1
 
 
@@ -228,7 +226,7 @@ def test_a_spare_is_parked_told_in_the_log_and_takes_a_lost_slot_at_once(
     puppet.vanish()
     step = task.result()
     check_lost(step, 0, final=[1, 0, 0])
-    assert step.observations[0].tolist() == [[2, 0, 0]]
+    assert step.standing()[0].tolist() == [[2, 0, 0]]
     task = stepping(env)
     spare.step(3.0)
     assert task.result().rewards.tolist() == [3]
@@ -305,7 +303,7 @@ def test_during_a_reset_without_a_seed_the_replacement_is_as_it_came(make_bridge
     puppet.action()
     puppet.vanish()
     Puppet(env.url, (2,)).infer(env_spec=knows_reset())
-    assert task.result().observations[0].tolist() == [[2, 0, 0]]
+    assert task.result().standing()[0].tolist() == [[2, 0, 0]]
 
 
 def test_clients_that_come_and_go_do_not_keep_up_a_reset_for_ever(
@@ -386,7 +384,7 @@ def test_infos_and_rewards_of_a_replacement_are_its_own(run: tuple[Lockstep, Pup
     other = Puppet(env.url, (2,)).infer(reset_info={"began": np.array([1])}, env_spec=knows_reset())
     wait_until(lambda: not env._roster.vacancies())
     step = stepping(env).result()
-    assert step.reset_infos == {0: {"began": 1}}
+    assert infos_of(step.reset_parts) == {0: {"began": 1}}
     assert step.infos == [{}]
     task = stepping(env)
     other.step(5.0, info={"x": np.array([3.5])})

@@ -62,11 +62,4 @@ class _RecordingVectorEnv(PlugRLVectorEnv):
     info_dialect: InfoDialect
 
     def _info_writer(self) -> InfoWriter:
-        lockstep = self._lockstep
-        return InfoWriter(
-            lockstep.observation_layout,
-            lockstep.num_envs,
-            lockstep.options.autoreset_mode,
-            self.info_dialect,
-            episodes=True,
-        )
+        return InfoWriter(self._lockstep.observation_layout, self.num_envs, self.info_dialect, episodes=True)

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 
 from plugrl_bridges.server.adapter import Adapter, no_call
-from plugrl_bridges.server.autoreset import AutoresetMode
+from plugrl_bridges.server.autoreset import Autoreset, AutoresetMode
 from plugrl_bridges.server.options import BridgeOptions, TrainerOptions, takes
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class RemoteEnv(Adapter, gymnasium.Env[Any, Any]):
 
     def __init__(self, **options: Unpack[TrainerOptions]) -> None:
         self._listen(BridgeOptions(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **options))
+        self._autoreset = Autoreset(AutoresetMode.DISABLED, 1)
 
     def __repr__(self) -> str:
         """Show the address."""
@@ -78,8 +79,10 @@ class RemoteEnv(Adapter, gymnasium.Env[Any, Any]):
             SpaceError: if the client's spaces cannot be used, or are not those in use.
         """
         super().reset(seed=seed)
-        step = self._lockstep.reset([seed], [dict(options)] if options else None)
-        return self._observation(step), _with_loss(step.reset_infos.get(0, {}), step)
+        unseen = self._autoreset.unseen
+        step = self._lockstep.reset([seed], [dict(options)] if options else None, unseen=unseen)
+        infos = self._autoreset.reset(step).reset_infos
+        return self._observation(step), _with_loss(infos.get(0, {}), step)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step the env; call `reset` next when the episode has ended.
@@ -102,8 +105,10 @@ class RemoteEnv(Adapter, gymnasium.Env[Any, Any]):
         array, shape = np.asarray(action), self.action_space.shape
         if array.shape != shape:
             raise ValueError(f"the action has shape {array.shape}, expected {shape} for {self.action_space}")
-        self._lockstep.send(array[None])
+        self._lockstep.check_ready()
+        self._lockstep.send(array[None], unseen=self._autoreset.sits_out())
         step = self._lockstep.wait()
+        self._autoreset.step(step)
         info = _with_loss(step.infos[0], step)
         return self._observation(step), float(step.rewards[0]), bool(step.terminated[0]), bool(step.truncated[0]), info
 

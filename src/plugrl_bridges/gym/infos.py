@@ -16,11 +16,11 @@ import gymnasium
 import numpy as np
 
 from plugrl_bridges.gym.columns import Columns, wide_enough
-from plugrl_bridges.server.autoreset import AutoresetMode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from plugrl_bridges.server.autoreset import View
     from plugrl_bridges.server.result import StepResult
     from plugrl_bridges.spaces import ObservationLayout
     from plugrl_bridges.wire.codec import Array
@@ -49,7 +49,6 @@ class InfoWriter:
     Args:
         layout: Of one env's observation.
         num_envs: Number of slots.
-        mode: When the trainer sees the next episode.
         dialect: Form of the infos.
         episodes: Whether to add ``episode`` (``r``, ``l``, ``t``) to the info of each step that ends an episode, as
             ``RecordEpisodeStatistics`` at the client would. Where the client's envs bring their own, that stays, in the
@@ -57,50 +56,44 @@ class InfoWriter:
     """
 
     def __init__(
-        self,
-        layout: ObservationLayout,
-        num_envs: int,
-        mode: AutoresetMode,
-        dialect: InfoDialect,
-        *,
-        episodes: bool = False,
+        self, layout: ObservationLayout, num_envs: int, dialect: InfoDialect, *, episodes: bool = False
     ) -> None:
         self._layout = layout
         self._n = num_envs
-        self._same_step = mode is AutoresetMode.SAME_STEP
         self._dialect = dialect
         self._episodes = episodes
 
-    def step(self, step: StepResult) -> dict[str, Any]:
-        """Give the infos of a step."""
-        if not (step.finals or step.info_parts or step.reset_parts or step.lost):
+    def step(self, view: View) -> dict[str, Any]:
+        """Return the infos of a step."""
+        step = view.step
+        if not (step.info_parts or view.reset_parts or step.lost or b"\x01" in view.over.tobytes()):
             return {}
-        infos = self._lists(step) if self._dialect is InfoDialect.LISTS else self._arrays(step)
+        infos = self._lists(view) if self._dialect is InfoDialect.LISTS else self._arrays(view)
         return self._with_losses(infos, step)
 
-    def reset(self, step: StepResult) -> dict[str, Any]:
-        """Give the infos of a reset."""
+    def reset(self, view: View) -> dict[str, Any]:
+        """Return the infos of a reset."""
         if self._dialect is InfoDialect.LISTS:
             infos: dict[str, Any] = {}
-            for slot, info in sorted(step.reset_infos.items()):
+            for slot, info in sorted(view.reset_infos.items()):
                 self._list(infos, info, slot)
         else:
             columns = Columns(self._n)
-            for part in step.reset_parts:
+            for part in view.reset_parts:
                 columns.add(part)
             infos = columns.infos
-        return self._with_losses(infos, step)
+        return self._with_losses(infos, view.step)
 
     # Gymnasium 1.x ------------------------------------------------------------------------------------------------
 
-    def _arrays(self, step: StepResult) -> dict[str, Any]:
+    def _arrays(self, view: View) -> dict[str, Any]:
+        step, over = view.step, view.over
         top = Columns(self._n)
-        over = step.terminated | step.truncated
-        if not (self._same_step and over.any()):
+        if view.finals is None:
             for part in step.info_parts:
                 top.add(part)
             self._add_episodes(top, step)
-            for part in step.reset_parts:
+            for part in view.reset_parts:
                 top.add(part)
             return top.infos
         final = Columns(self._n)
@@ -108,9 +101,9 @@ class InfoWriter:
             final.add(part.only(over))
             top.add(part.only(~over))
         self._add_episodes(final, step)
-        for part in step.reset_parts:
+        for part in view.reset_parts:
             top.add(part)
-        top.infos["final_obs"] = self._final_observations(step)
+        top.infos["final_obs"] = self._final_observations(over, view.finals)
         top.infos["_final_obs"] = over.copy()
         top.infos["final_info"] = final.infos
         top.infos["_final_info"] = over.copy()
@@ -130,20 +123,19 @@ class InfoWriter:
             columns.put(("episode", "l"), slots, np.array([each.length for each in ended], np.int64))
             columns.put(("episode", "t"), slots, np.array([each.elapsed_s for each in ended]))
 
-    def _final_observations(self, step: StepResult) -> Array:
+    def _final_observations(self, over: Array, finals: Sequence[Array]) -> Array:
         observations = np.full(self._n, None)
-        for finals in step.finals:
-            for at, slot in enumerate(finals.slots):
-                observations[slot] = self._layout.row(finals.arrays, at)
+        for at, slot in enumerate(np.flatnonzero(over)):
+            observations[slot] = self._layout.row(finals, at)
         return observations
 
     # Gymnasium 0.29 -----------------------------------------------------------------------------------------------
 
-    def _lists(self, step: StepResult) -> dict[str, Any]:
+    def _lists(self, view: View) -> dict[str, Any]:
         infos: dict[str, Any] = {}
-        own, began = step.infos, step.reset_infos
-        over = step.terminated | step.truncated
-        observations = self._final_observations(step) if step.finals else None
+        step, over = view.step, view.over
+        own, began = step.infos, view.reset_infos
+        observations = None if view.finals is None else self._final_observations(over, view.finals)
         for slot in range(self._n):
             info = own[slot]
             if over[slot] and self._episodes:
@@ -151,10 +143,10 @@ class InfoWriter:
                 counted = {"r": ended.ret, "l": ended.length, "t": ended.elapsed_s}
                 record = info.get("episode")
                 info["episode"] = _listed(record if _is_record(record) else counted)
-            if over[slot] and self._same_step and observations is not None:
+            if over[slot] and observations is not None:
                 self._list(infos, began.get(slot, {}), slot)
                 info = {"final_observation": observations[slot], "final_info": info}
-            elif slot in step.idle or (step.lost and slot in step.lost and not over[slot]):
+            elif not (over[slot] or step.stepped[slot]):
                 info = began.get(slot, {})
             self._list(infos, info, slot)
         return infos

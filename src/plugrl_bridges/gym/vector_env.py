@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space
 
 from plugrl_bridges.gym.infos import InfoDialect, InfoWriter
 from plugrl_bridges.server.adapter import Adapter, known_attribute, no_call, no_set
-from plugrl_bridges.server.autoreset import AutoresetMode, to_autoreset_mode
+from plugrl_bridges.server.autoreset import Autoreset, AutoresetMode, to_autoreset_mode
 from plugrl_bridges.server.options import BridgeOptions, VecEnvOptions, takes
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
         self._connected = False
         self._spec: Any = None
         self._infos: InfoWriter
+        self._autoreset: Autoreset
         self.metadata = {"render_modes": [], "autoreset_mode": _gymnasiums(mode)}
         self.closed = False
 
@@ -104,13 +105,11 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
         if InfoDialect.installed() is InfoDialect.LISTS:  # this release has attributes of its own, set there
             super().__init__(n, self.single_observation_space, self.single_action_space)  # type: ignore[call-arg]
         self._infos = self._info_writer()
+        self._autoreset = Autoreset(options.autoreset_mode, n)
         self._connected = True
 
     def _info_writer(self) -> InfoWriter:
-        lockstep = self._lockstep
-        return InfoWriter(
-            lockstep.observation_layout, lockstep.num_envs, lockstep.options.autoreset_mode, InfoDialect.installed()
-        )
+        return InfoWriter(self._lockstep.observation_layout, self.num_envs, InfoDialect.installed())
 
     def __repr__(self) -> str:
         """Show the address and whether clients are here."""
@@ -149,8 +148,13 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
         seeds = _seeds(seed, self.num_envs)
         given = None if options is None else {key: value for key, value in options.items() if key != _RESET_MASK}
         mask = None if options is None else _mask(options.get(_RESET_MASK), self.num_envs)
-        step = self._lockstep.reset(seeds, [given] * self.num_envs if given else None, mask)
-        return self._batch(step.observations), self._infos.reset(step)
+        if self._lockstep.stepping:  # its result is dropped, but says who has begun an episode
+            self._autoreset.step(self._lockstep.wait())
+        step = self._lockstep.reset(
+            seeds, [given] * self.num_envs if given else None, mask, unseen=self._autoreset.unseen
+        )
+        view = self._autoreset.reset(step, mask)
+        return self._batch(view.observations), self._infos.reset(view)
 
     def step(self, actions: Any) -> VectorStep:
         """Step every env.
@@ -181,7 +185,8 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
         """
         if self._lockstep.stepping:
             raise AlreadyPendingCallError("a step is in flight already: call step_wait() first", "step")
-        self._lockstep.send(actions)
+        self._lockstep.check_ready()
+        self._lockstep.send(actions, unseen=self._autoreset.sits_out())
 
     def step_wait(self, timeout: float | None = None) -> VectorStep:
         """Collect the step.
@@ -200,9 +205,10 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
         return self._stepped(self._lockstep.wait(timeout))
 
     def _stepped(self, step: StepResult) -> VectorStep:
-        """Give the result of a step in this trainer's form."""
-        infos = self._infos.step(step)
-        return self._batch(step.observations), step.rewards, step.terminated, step.truncated, infos
+        """Return the result of a step in this trainer's form."""
+        view = self._autoreset.step(step)
+        infos = self._infos.step(view)
+        return self._batch(view.observations), step.rewards, step.terminated, step.truncated, infos
 
     def close(self, **kwargs: Any) -> None:
         """Tell every client that the run is over, and free the port; idempotent, bounded."""

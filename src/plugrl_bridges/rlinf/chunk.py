@@ -47,10 +47,10 @@ class Ended:
         return mask
 
     def take(self, step: StepResult, terminated: Array, truncated: Array) -> None:
-        """Add those that ended in a step.
+        """Record those that ended in a step.
 
         Args:
-            step: Has their terminal observations, where the client ended them.
+            step: Has their terminal observations.
             terminated: bool ``[num_envs]``, new ones only.
             truncated: Likewise.
         """
@@ -61,16 +61,11 @@ class Ended:
             self._finals = [np.empty_like(array) for array in step.observations]
         for kept, array in zip(self._finals, step.observations, strict=True):
             kept[new] = array[new]
-        for finals in step.finals:
-            at = [place for place, slot in enumerate(finals.slots) if new[slot]]
-            slots = [finals.slots[place] for place in at]
-            for kept, array in zip(self._finals, finals.arrays, strict=True):
-                kept[slots] = array[at]
         self.terminated |= terminated
         self.truncated |= truncated
 
     def shown(self, observations: Sequence[Array]) -> Sequence[Array]:
-        """Give observations in which these envs show their terminal one."""
+        """Return observations in which these envs show their terminal one."""
         mask = self.mask
         if not mask.any():
             return observations
@@ -120,7 +115,7 @@ class Chunk:
         self.observations[-1] = observation
 
     def result(self, *, ends_at_last: bool) -> ChunkResult:
-        """Give it all as tensors.
+        """Return it all as tensors.
 
         Args:
             ends_at_last: Report ends in the last column only, whenever they came.

@@ -203,7 +203,7 @@ class PlugRLEnv(Adapter):
         if not waiting.all():
             self._lockstep.send(actions, waiting if waiting.any() else None)
             step = self._lockstep.wait()
-            self._current = step.observations
+            self._current = step.standing()
             chunk.rewards[:, column] = step.rewards
             self._count(step, ~waiting, length)
             self._take_ends(step, ~waiting, length)
@@ -214,10 +214,7 @@ class PlugRLEnv(Adapter):
         chunk.append(column, self._ended, observations.of(self._ended.shown(self._current)), infos)
 
     def _count(self, step: StepResult, stepped: Array, length: int) -> None:
-        lengths = np.full(self.num_envs, length)
-        for slot, took_it in step.cut_short.items():
-            lengths[slot] *= took_it
-        self._tally.add(step.rewards, lengths, step.infos, stepped)
+        self._tally.add(step.rewards, length * step.stepped, step.infos, stepped)
         if not self.options.ignore_terminations:
             for slot, told in step.lengths.items():  # a chunk may end early, which only its client knows
                 if stepped[slot] and (step.terminated[slot] or step.truncated[slot]):
@@ -229,7 +226,7 @@ class PlugRLEnv(Adapter):
             return
         # A remote env cannot be stepped past its end: its next episode goes on as the rest of this one.
         self._clock += length
-        self._all_renewed = bool((step.terminated | step.truncated).all())
+        self._all_renewed = bool(step.over.all())
         over = np.full(self.num_envs, self._clock >= (self.options.max_episode_steps or 0))
         self._ended.take(step, np.zeros_like(over), over)
 

@@ -16,11 +16,13 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvObs, Vec
 
 from plugrl_bridges.errors import SpaceError
 from plugrl_bridges.server.adapter import Adapter, known_attribute, no_call, no_set
+from plugrl_bridges.server.autoreset import Autoreset, AutoresetMode
 from plugrl_bridges.server.options import BridgeOptions, VecEnvOptions, takes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from plugrl_bridges.server.autoreset import View
     from plugrl_bridges.server.result import StepResult
     from plugrl_bridges.wire.codec import Array
 
@@ -77,6 +79,7 @@ class PlugRemoteVecEnv(Adapter, VecEnv):
                 f"Stable-Baselines3 takes no nested observation spaces: {observation_space}; flatten them at the client"
             )
         self._connected = True
+        self._autoreset = Autoreset(AutoresetMode.SAME_STEP, lockstep.num_envs)
         super().__init__(
             lockstep.num_envs, observation_space, lockstep.action_layout.stacked(lockstep.options.action_horizon)
         )
@@ -106,14 +109,15 @@ class PlugRemoteVecEnv(Adapter, VecEnv):
         return self._first(self._lockstep.reset(self._seeds, self._options))
 
     def _first(self, step: StepResult) -> VecEnvObs:
-        """Give the result of a reset in this trainer's form."""
-        began = step.reset_infos
+        """Return the result of a reset in this trainer's form."""
+        view = self._autoreset.reset(step)
+        began = view.reset_infos
         self.reset_infos = [began.get(slot, {}) for slot in range(self.num_envs)]
         for slot in step.lost:
             self.reset_infos[slot]["client_lost"] = True
         self._reset_seeds()
         self._reset_options()
-        return self._nest(step.observations)
+        return self._nest(view.observations)
 
     def step_async(self, actions: Array) -> None:
         """Send every env its action; call `step_wait` next.
@@ -144,8 +148,8 @@ class PlugRemoteVecEnv(Adapter, VecEnv):
         return self._stepped(self._lockstep.wait())
 
     def _stepped(self, step: StepResult) -> VecEnvStepReturn:
-        """Give the result of a step in this trainer's form."""
-        dones = step.terminated | step.truncated
+        """Return the result of a step in this trainer's form."""
+        view = self._autoreset.step(step)
         if step.info_parts:
             infos = step.infos
             for info in infos:
@@ -155,17 +159,16 @@ class PlugRemoteVecEnv(Adapter, VecEnv):
                 info["TimeLimit.truncated"] = False
         else:
             infos = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
-        if step.finals:
-            self._end_episodes(step, infos)
-        return self._nest(step.observations), step.rewards.astype(np.float32), dones, infos
+        if view.finals is not None:
+            self._end_episodes(view, view.finals, infos)
+        return self._nest(view.observations), step.rewards.astype(np.float32), view.over, infos
 
-    def _end_episodes(self, step: StepResult, infos: list[dict[str, Any]]) -> None:
-        layout, began = self._lockstep.observation_layout, step.reset_infos
-        for finals in step.finals:
-            for at, slot in enumerate(finals.slots):
-                infos[slot]["TimeLimit.truncated"] = bool(step.truncated[slot] and not step.terminated[slot])
-                infos[slot]["terminal_observation"] = layout.nest([array[at] for array in finals.arrays])
-                self.reset_infos[slot] = began.get(slot, {})
+    def _end_episodes(self, view: View, finals: Sequence[Array], infos: list[dict[str, Any]]) -> None:
+        layout, began, step = self._lockstep.observation_layout, view.reset_infos, view.step
+        for at, slot in enumerate(np.flatnonzero(view.over).tolist()):
+            infos[slot]["TimeLimit.truncated"] = bool(step.truncated[slot] and not step.terminated[slot])
+            infos[slot]["terminal_observation"] = layout.nest([array[at] for array in finals])
+            self.reset_infos[slot] = began.get(slot, {})
         for slot in step.lost:
             infos[slot]["client_lost"] = True
 

@@ -47,10 +47,8 @@ class EpisodeCounter:
         """Take in a vector step, and note in it what was counted of the episodes that it ends."""
         self._steps += 1
         self._returns += step.rewards
-        self._lengths += self._horizon
-        for slot in {*step.idle, *(slot for slot, stepped in step.cut_short.items() if not stepped)}:
-            self._lengths[slot] -= self._horizon
-        done = step.terminated | step.truncated
+        self._lengths += self._horizon * step.stepped
+        done = step.over
         if b"\x01" in done.tobytes():
             self._end(np.flatnonzero(done).tolist(), step)
 

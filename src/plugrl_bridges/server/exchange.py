@@ -15,13 +15,11 @@ import numpy as np
 
 from plugrl_bridges.errors import ClientLost, ConnectTimeout, EnvPoisoned, RaggedClientError, StepTimeout
 from plugrl_bridges.server import report
-from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.server.hub import Hub
 from plugrl_bridges.server.pool import ArrayPool
-from plugrl_bridges.server.result import Finals, InfoPart, StepResult
+from plugrl_bridges.server.result import InfoPart, StepResult
 from plugrl_bridges.server.roster import Roster, known
 from plugrl_bridges.server.seats import AFTER, Event, Stage
-from plugrl_bridges.server.upcoming import Upcoming
 from plugrl_bridges.server.verify import Verifier
 from plugrl_bridges.wire.closing import FEEDBACK_TIMEOUT, GOING_AWAY
 from plugrl_bridges.wire.info import episode_records
@@ -63,10 +61,9 @@ class Exchange:
         roster: Who is here.
         hub: Carries the messages; take its lock around every call.
         step: The open result, or None between exchanges.
-        last: The observations that the trainer has, one array per leaf; empty before the first reset.
+        last: Where the envs stand, one array per leaf; never written to, empty before the first reset.
         resetting: Whether the open exchange is a reset.
         asks_newcomers: Whether it is one of all slots, so that newcomers may take a slot before they are reset.
-        upcoming: The episodes that the trainer is not to see yet; None where it sees them in the same step.
         verifier: Is told the digests that clients send, if steps are to be verified.
 
     Raises:
@@ -77,10 +74,11 @@ class Exchange:
         self.roster = Roster(options, metadata.features)
         self.step: StepResult | None = None
         self.last: list[Array] = []
-        self.upcoming: Upcoming | None = None
         self.verifier: Verifier | None = None
         self._options = options
         self._pool: ArrayPool | None = None
+        self._first: list[Array] = []
+        self._unseen: Array | None = None
         self._blank: StepResult | None = None  # for the next exchange
         self.resetting = self.asks_newcomers = False
         self._pending = 0
@@ -122,24 +120,36 @@ class Exchange:
             if seat.slots:
                 self.roster.failure = error
             raise error
-        layout = self.observation_layout
         if seat.stage is Stage.PREPARING:
             self.roster.hold(seat, infer, from_reset=True)
             seat.note(Event.INFER)
             self.roster.admit(seat)
             return
         step = self._open()
-        if infer.reuse is None:
-            layout.read(infer.observation, step.observations, seat.rows(infer.env_indices))
-        elif b"\x00" in infer.reuse.tobytes():  # some row is not marked; numpy's own any() takes ten times as long
-            layout.read(infer.observation, step.observations, seat.rows(infer.env_indices[~infer.reuse]))
+        self._read_next(step, seat, infer)
         if infer.reset_info:
             step.reset_parts.append(InfoPart.of(infer.reset_info, seat.slots_of(infer.env_indices)))
         if self.verifier is not None and infer.digest is not None:
-            begun = True if self.resetting else step.terminated | step.truncated
-            self.verifier.asked(seat.rows(infer.env_indices), infer.digest, begun)
+            self.verifier.asked(seat.rows(infer.env_indices), infer.digest, step.begun)
         seat.stage = _AFTER_INFER[seat.stage]
         self._pending -= 1
+
+    def _read_next(self, step: StepResult, seat: Seat, infer: Infer) -> None:
+        """Read where a seat's envs stand: first observations of those that begin an episode, and of the others."""
+        layout, reuse = self.observation_layout, infer.reuse
+        if b"\x01" not in step.begun.tobytes():  # numpy's own any() takes ten times as long
+            if reuse is None:
+                layout.read(infer.observation, step.observations, seat.rows(infer.env_indices))
+            elif b"\x00" in reuse.tobytes():
+                layout.read(infer.observation, step.observations, seat.rows(infer.env_indices[~reuse]))
+            return
+        slots = seat.slots_of(infer.env_indices)
+        begun = step.begun[slots]
+        reused = np.zeros_like(begun) if reuse is None else reuse
+        _copy_rows(step.observations, step.first, slots[begun & reused])
+        if not reused.all():
+            layout.read(infer.observation, step.first, slots[~reused])
+            _copy_rows(step.first, step.observations, slots[~begun & ~reused])
 
     def on_feedback(self, peer: Peer, feedback: Feedback, dropped: tuple[int, ...]) -> None:  # noqa: ARG002 - gone already
         """Take a feedback: rewards, flags and the last step's observations."""
@@ -153,13 +163,13 @@ class Exchange:
         step.rewards[rows] = feedback.rewards
         step.terminated[rows] = feedback.terminated
         step.truncated[rows] = feedback.truncated
+        step.stepped[rows] = True
         seat.stage = _AFTER_FEEDBACK[seat.stage]
         if self.verifier is not None and feedback.digest is not None:
             self.verifier.fed_back(rows, feedback.digest)
         done = feedback.terminated | feedback.truncated
         if b"\x01" in done.tobytes():
-            slots = seat.slots_of(feedback.env_indices)[done]
-            step.finals.append(Finals(tuple(slots.tolist()), [array[slots] for array in step.observations]))
+            step.begun[rows] = done
         if feedback.info:
             numbers = seat.slots_of(feedback.env_indices)
             step.info_parts.append(InfoPart.of(feedback.info, numbers))
@@ -170,6 +180,9 @@ class Exchange:
 
     def on_lost(self, peer: Peer, why: str) -> None:
         """Record the end of a connection: the episodes of its slots end with it, which the next result says."""
+        seat = self.roster.seat_of(peer)
+        if seat is not None and self.step is not None:
+            self.step.begun[list(seat.slots)] = False  # until somebody else is there
         if self.roster.leave(peer, why, stepping=self.step is not None and not self.resetting):
             self._pending -= 1
 
@@ -199,9 +212,15 @@ class Exchange:
 
     # One exchange -----------------------------------------------------------------------------------------------
 
-    def begin(self) -> StepResult:
-        """Open a result; hand every seat that is to act its chunk with `answer`."""
+    def begin(self, unseen: Array | None = None) -> StepResult:
+        """Open a result; hand every seat that is to act its chunk with `answer`.
+
+        Args:
+            unseen: bool ``[num_envs]``, the slots whose running episode the trainer has not seen; None for none. Losing
+                one cuts nothing short.
+        """
         self.step, self._blank = self._blank or self._make_blank(), None
+        self._unseen = unseen
         self._pending = 0
         return self.step
 
@@ -209,8 +228,7 @@ class Exchange:
         n = self.num_envs
         if self._pool is None:
             self._pool = ArrayPool(self.observation_layout.leaves, n)
-            if self._options.autoreset_mode is not AutoresetMode.SAME_STEP:
-                self.upcoming = Upcoming(self.observation_layout, n)
+            self._first = self.observation_layout.allocate(n)
             if self._options.verify:
                 layouts = self.observation_layout, known(self.roster.action_layout)
                 self.verifier = Verifier(self._options, n, *layouts, self.roster.address_of)
@@ -219,26 +237,18 @@ class Exchange:
             rewards=np.zeros(n),
             terminated=np.zeros(n, np.bool_),
             truncated=np.zeros(n, np.bool_),
-            finals=[],
-            info_parts=[],
-            reset_parts=[],
-            lengths={},
-            lost=(),
-            cut_short={},
-            idle=(),
-            ended={},
+            stepped=np.zeros(n, np.bool_),
+            begun=np.zeros(n, np.bool_),
+            first=self._first,
         )
 
     def keep(self, idle: Array) -> None:
-        """Have the rows of slots that are not to be stepped show what they showed before.
+        """Have the rows of slots that are not to be stepped show where their envs stand.
 
         Args:
             idle: bool ``[num_envs]``.
         """
-        step = self._open()
-        for array, last in zip(step.observations, self.last, strict=True):
-            array[idle] = last[idle]
-        step.idle = tuple(np.flatnonzero(idle).tolist())
+        _copy_rows(self.last, self._open().observations, idle)
 
     def answer(
         self, seat: Seat, wire: Array, reset: ResetRequest | None, moves: Mapping[Stage, Stage] = _AFTER_STEP
@@ -249,6 +259,8 @@ class Exchange:
             return
         rows = seat.rows(asked.env_indices)
         message = seat.peer.session.answer(Action(asked.env_indices, wire[:, rows], reset))
+        if reset is not None:
+            self._open().begun[seat.slots_of(reset.env_ids)] = True
         seat.stage = moves[seat.stage]
         self._pending += 1
         self.hub.send(seat.peer, message)
@@ -361,13 +373,13 @@ class Exchange:
 
     def _cut_short(self, loss: Loss, step: StepResult) -> None:
         """End the episodes of a lost connection, but for those that ended by themselves, or with an earlier loss."""
-        arrays = step.observations if loss.stepped else self.last  # what nobody was stepped from, nobody has seen
         for slot in sorted(loss.untold):
-            ended = step.terminated[slot] or step.truncated[slot]
-            if not ended and (self.upcoming is None or not self.upcoming.waiting[slot]):
-                step.truncated[slot] = True
-                step.cut_short[slot] = loss.stepped
-                step.finals.append(Finals((slot,), [array[slot : slot + 1].copy() for array in arrays]))
+            if step.terminated[slot] or step.truncated[slot] or (self._unseen is not None and self._unseen[slot]):
+                continue
+            step.truncated[slot] = True
+            step.cut_short += (slot,)
+            if not step.stepped[slot]:
+                _copy_rows(self.last, step.observations, slot)
 
     def finish_step(self) -> StepResult:
         """Put the newcomers' observations in their rows, say who was lost, and close the result of a step."""
@@ -381,17 +393,14 @@ class Exchange:
         for seat in self.roster.sitting:
             if seat.stage is Stage.ARRIVED:
                 self._hand_over(seat, step)
-        if self.upcoming is not None:
-            self.upcoming.turn(step)
         return self._close(step)
 
-    def finish_reset(self, slots: Collection[int], begun: Collection[int]) -> StepResult:
+    def finish_reset(self, slots: Collection[int]) -> StepResult:
         """Close the result of a reset.
 
         Args:
             slots: Those that are reset. A loss in the others, or in others of the same connection, is left for the next
                 step to report.
-            begun: Those of them whose kept episode begins now.
         """
         step = self._open()
         whole = [seat for seat in self.roster.sitting if all(slot in slots for slot in seat.slots)]
@@ -399,28 +408,33 @@ class Exchange:
         for seat in whole:
             if seat.stage is Stage.ARRIVED:
                 self._hand_over(seat, step)
-        if self.upcoming is not None:
-            self.upcoming.begin([slot for slot in begun if slot not in step.lost], step)
-            self.upcoming.forget(slots)
         return self._close(step)
 
     def _close(self, step: StepResult) -> StepResult:
-        # The trainer may write into what it gets. A copy of large arrays would cost more than it is worth, except in
-        # mode DISABLED, where a reset of some envs hands the others' observations over again.
-        masked = self._options.autoreset_mode is AutoresetMode.DISABLED
-        self.last = [
-            array.copy() if masked or array.nbytes < _COPY_BELOW_BYTES else array for array in step.observations
-        ]
         self.step = None
+        if b"\x01" in step.begun.tobytes():
+            self.last = known(self._pool).take()
+            for last, array in zip(self.last, step.observations, strict=True):
+                np.copyto(last, array)
+            _copy_rows(step.first, self.last, step.begun)
+            _copy_rows(step.first, step.observations, step.begun & ~step.over)
+            return step
+        # The trainer may write into what it gets. A copy of large arrays would cost more than it is worth, except where
+        # it is bound to be handed some of them again.
+        again = self._options.autoreset_mode.hands_again
+        self.last = [
+            array.copy() if again or array.nbytes < _COPY_BELOW_BYTES else array for array in step.observations
+        ]
         return step
 
     def _hand_over(self, seat: Seat, step: StepResult) -> None:
-        """Put what a seat brought in its rows."""
+        """Begin the episodes of what a seat brought."""
         brought, rows = known(seat.brought), list(seat.slots)
         seat.note(Event.HAND_OVER)
         seat.brought = None
-        for array, first in zip(step.observations, brought.observations, strict=True):
-            array[rows] = first
+        step.begun[rows] = True
+        for array, held in zip(step.first, brought.observations, strict=True):
+            array[rows] = held
         if brought.reset_info:
             step.reset_parts.append(InfoPart.of(brought.reset_info, np.array(rows)))
         if self.verifier is not None:
@@ -430,3 +444,8 @@ class Exchange:
 def _loss_error(losses: Sequence[Loss], text: str) -> ClientLost | StepTimeout:
     """Return the error for losses: a client that was given up for its silence has missed the step's time."""
     return StepTimeout(text) if any(loss.timed_out for loss in losses) else ClientLost(text)
+
+
+def _copy_rows(source: Sequence[Array], target: Sequence[Array], rows: Array | int) -> None:
+    for array, into in zip(source, target, strict=True):
+        into[rows] = array[rows]

@@ -12,13 +12,11 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from gymnasium.error import ResetNeeded
 
 from plugrl_bridges.arguments import seconds
 from plugrl_bridges.errors import ClientLost, EncodeError, EnvPoisoned, RaggedClientError
 from plugrl_bridges.server import report
 from plugrl_bridges.server.announced import greeting
-from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.server.episodes import EpisodeCounter
 from plugrl_bridges.server.exchange import Exchange
 from plugrl_bridges.server.roster import known
@@ -29,7 +27,7 @@ from plugrl_bridges.wire.messages import ResetRequest
 from plugrl_bridges.wire.session import ENV_SPEC, LATE_RESET, REUSE_FEEDBACK_OBS, SEEDED_RESET, STEP_DIGEST
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from plugrl_bridges.server.announced import Announced
     from plugrl_bridges.server.options import BridgeOptions
@@ -136,22 +134,26 @@ class Lockstep:
         seeds: Sequence[int | None] | None = None,
         options: Sequence[Mapping[str, Any] | None] | None = None,
         mask: Array | None = None,
+        unseen: Array | None = None,
     ) -> StepResult:
-        """Give every slot's first observation; continue with `send`.
+        """Have slots begin an episode; continue with `send`.
 
         Where clients brought first observations that nobody has seen (those without feature ``late-reset``), a first
         reset without seeds and options takes them. Any other one is a real reset at each client that can do it; at
         others the running episodes go on, which is said once. A slot whose episode has ended and whose next one the
-        trainer has not seen (NEXT_STEP, DISABLED) begins that one, so that an env is reset once per episode. A step in
-        flight is waited for and its result dropped, so that it never answers a later one.
+        trainer has not seen begins that one, so that an env is reset once per episode. A step in flight is waited for
+        and its result dropped, so that it never answers a later one.
 
         Args:
             seeds: One per slot, or None for none.
             options: One per slot, or None for none; used for this reset alone.
-            mask: bool ``[num_envs]``, the slots to reset; None for all. The others go on, and keep their observations.
+            mask: bool ``[num_envs]``, the slots to reset; None for all. The others go on.
+            unseen: bool ``[num_envs]``, the slots whose next episode has begun and which the trainer has not seen; None
+                for none.
 
         Returns:
-            The observations, and in ``reset_parts`` the infos; ``lost`` has the slots whose client was lost meanwhile.
+            Where the envs stand, and in ``reset_parts`` the infos of those that were asked to reset; ``lost`` has the
+            slots whose client was lost meanwhile.
 
         Raises:
             ValueError: if there is not one seed or option per slot, or one cannot travel, or the mask parts envs of one
@@ -170,57 +172,48 @@ class Lockstep:
             chosen = set(range(self.num_envs)) if mask is None else set(np.flatnonzero(mask).tolist())
             if not self._ever_reset and len(chosen) < self.num_envs:
                 raise ValueError("the first reset must be one of all slots")
-            begun = self._begun(chosen, seeds, options)
+            waiting = () if unseen is None else np.flatnonzero(unseen).tolist()
+            begun = self._begun(chosen, seeds, options, waiting)
             try:
                 return self._reset(seeds, options, chosen, begun)
             except BaseException as exc:
                 self._poison = exc
                 raise
 
-    def send(self, actions: object, idle: Array | None = None) -> None:
+    def send(self, actions: object, idle: Array | None = None, unseen: Array | None = None) -> None:
         """Send every slot its chunk; continue with `wait`.
 
         Args:
             actions: ``[num_envs, *shape]``, or ``[num_envs, H, *shape]`` with a horizon above 1.
             idle: bool ``[num_envs]``: slots whose env, at the first observation of an episode, is to wait. A connection
                 of such envs alone is not answered; one that carries others too is asked to reset them once more.
+            unseen: bool ``[num_envs]``: slots that wait likewise, and whose next episode the trainer has not seen, so
+                that the loss of their client ends none. Each is alone on its connection.
 
         Raises:
             ValueError: for actions of a wrong shape or with NaN; nothing was sent then.
-            gymnasium.error.ResetNeeded: in mode DISABLED, if an episode has ended; nothing was sent then.
             RaggedClientError: if an env is to wait whose client cannot let it; nothing was sent then.
             EnvPoisoned: before the first reset, after a step that failed, or on a closed environment.
         """
-        self._check_usable()
-        if not self._ever_reset:
-            raise EnvPoisoned("step before the first reset: call reset() first")
-        if self.stepping:
-            raise EnvPoisoned("a step is in flight already: call step_wait first")
+        self.check_ready()
         if idle is not None and self._exchange.verifier is not None:
             raise ValueError("verify cannot follow envs that are idle: step all of them")
         wire = self.action_layout.to_wire(actions, self.num_envs, self.options.action_horizon)
-        upcoming = self._exchange.upcoming
-        begun = set() if upcoming is None else set(np.flatnonzero(upcoming.waiting).tolist())
-        if begun and self.options.autoreset_mode is AutoresetMode.DISABLED:
-            slots = report.slots_text(sorted(begun))
-            raise ResetNeeded(
-                f"the episodes of slots {slots} have ended, and autoreset_mode is DISABLED: "
-                'reset them first, as by reset(options={"reset_mask": terminated | truncated})'
-            )
+        out = idle if unseen is None else unseen if idle is None else idle | unseen
         with self._hub.lock:
-            paused = {} if idle is None else {seat.peer.number: _paused(seat, idle) for seat in self._roster.sitting}
+            paused = {} if out is None else {seat.peer.number: _paused(seat, out) for seat in self._roster.sitting}
             try:
-                self._exchange.begin()
-                if idle is not None:
-                    self._exchange.keep(idle)
+                self._exchange.begin(unseen)
+                if out is not None:
+                    self._exchange.keep(out)
                 if self._exchange.verifier is not None:
                     self._exchange.verifier.sent(actions)
                 for seat in list(self._roster.sitting):
-                    # One that took a lost slot since the last step was not meant by this action, and one whose next
-                    # episode begins in this step sits it out: its infer stays unanswered until the next.
+                    # One that took a lost slot since the last step was not meant by this action, and one whose envs
+                    # all wait sits it out: its infer stays unanswered until the next.
                     request = paused.get(seat.peer.number)
                     all_paused = request is not None and len(request.env_ids) == len(seat.envs)
-                    if all_paused or seat.stage is Stage.ARRIVED or begun.intersection(seat.slots):
+                    if all_paused or seat.stage is Stage.ARRIVED:
                         seat.note(Event.SIT_OUT)
                     else:
                         self._exchange.answer(seat, wire, request)
@@ -271,10 +264,20 @@ class Lockstep:
 
     def _verify(self, step: StepResult, *, reset: bool = False) -> None:
         """Hold a finished result to what the clients say that their envs took and gave."""
-        verifier, upcoming = self._exchange.verifier, self._exchange.upcoming
-        if verifier is None:
-            return
-        verifier.check(step, None if upcoming is None else upcoming.waiting, reset=reset)
+        if self._exchange.verifier is not None:
+            self._exchange.verifier.check(step, reset=reset)
+
+    def check_ready(self) -> None:
+        """See to it that a step can be sent.
+
+        Raises:
+            EnvPoisoned: before the first reset, after a step that failed, while one is in flight, or when closed.
+        """
+        self._check_usable()
+        if not self._ever_reset:
+            raise EnvPoisoned("step before the first reset: call reset() first")
+        if self.stepping:
+            raise EnvPoisoned("a step is in flight already: call step_wait first")
 
     def _check_usable(self) -> None:
         if self._hub.forked:
@@ -288,14 +291,14 @@ class Lockstep:
             ) from self._poison
 
     def _begun(
-        self, chosen: set[int], seeds: Sequence[int | None], options: Sequence[Mapping[str, Any] | None]
+        self,
+        chosen: set[int],
+        seeds: Sequence[int | None],
+        options: Sequence[Mapping[str, Any] | None],
+        unseen: Collection[int],
     ) -> set[int]:
-        """Give those of the chosen slots whose next episode has begun already, so that no client need be asked."""
-        upcoming = self._exchange.upcoming
-        begun: set[int] = set()
-        if upcoming is not None:
-            waiting = chosen.intersection(np.flatnonzero(upcoming.waiting).tolist())
-            begun = {slot for slot in waiting if seeds[slot] is None and not options[slot]}
+        """Return those of the chosen slots whose next episode has begun already, so that no client need be asked."""
+        begun = {slot for slot in chosen.intersection(unseen) if seeds[slot] is None and not options[slot]}
         for seat in self._roster.sitting:
             slots = set(seat.slots)
             if seat.amid_episodes and slots <= chosen:
@@ -330,9 +333,7 @@ class Lockstep:
             going_on = self._reset_seats(seeds, options, chosen, begun)
         finally:
             exchange.resetting = exchange.asks_newcomers = False
-        if exchange.upcoming is not None:  # of a client that cannot reset, the next episode is all there is
-            begun |= {slot for slot in going_on if exchange.upcoming.waiting[slot]}
-        step = exchange.finish_reset(chosen, begun)
+        step = exchange.finish_reset(chosen)
         self._verify(step, reset=True)
         exchange.prepare_spares()
         self._ever_reset = True

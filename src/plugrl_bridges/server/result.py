@@ -1,8 +1,12 @@
-"""Own the shape of a vector step's result, which ``server.lockstep`` fills and the adapters translate."""
+"""Own the shape of a vector step's result, which ``server.lockstep`` fills and the adapters translate.
+
+A result knows no autoreset modes: it has what the steps returned, and apart from that which slots begin an episode and
+with what. ``server.autoreset`` makes of it what a trainer gets in its mode.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,25 +18,12 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.wire.codec import Array, Value
 
-__all__ = ["Ended", "Finals", "InfoPart", "StepResult"]
-
-
-@dataclass(frozen=True)
-class Finals:
-    """Hold the terminal observations of some slots of one step.
-
-    Attributes:
-        slots: The slots, ``[k]``.
-        arrays: One array ``[k, *shape]`` per leaf.
-    """
-
-    slots: tuple[int, ...]
-    arrays: list[Array]
+__all__ = ["Ended", "InfoPart", "StepResult", "infos_of"]
 
 
 @dataclass(frozen=True)
 class InfoPart:
-    """Hold what one message said in an info, as it came: batched over the envs of that message.
+    """What one message said in an info, as it came: batched over the envs of that message.
 
     Attributes:
         slots: int ``[m]``, the slot of each env of the message.
@@ -55,7 +46,7 @@ class InfoPart:
         return cls(slots, {key: own(value) for key, value in info.items()}, np.arange(len(slots)))
 
     def only(self, wanted: Array) -> InfoPart:
-        """Give the part that stands for the wanted slots alone.
+        """Return the part that stands for the wanted slots alone.
 
         Args:
             wanted: bool ``[num_envs]``.
@@ -63,14 +54,14 @@ class InfoPart:
         return replace(self, rows=self.rows[wanted[self.slots[self.rows]]])
 
     def split(self) -> dict[int, dict[str, Any]]:
-        """Give one info dict per slot."""
+        """Return one info dict per slot."""
         infos = split_info(self.info, len(self.slots))
         return {int(self.slots[row]): infos[row] for row in self.rows}
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Say what the bridge counted of an episode that ended.
+    """What the bridge counted of an episode that ended.
 
     Attributes:
         ret: Its return, added up in float64.
@@ -85,22 +76,23 @@ class Ended:
 
 @dataclass
 class StepResult:
-    """Hold the result of one vector step; every array is the caller's.
+    """The result of one vector step or reset; but for ``first`` every array is the caller's.
 
     Attributes:
-        observations: One array ``[num_envs, *shape]`` per leaf. Where an episode ended, the autoreset mode says whether
-            this is the reset observation or the terminal one.
+        observations: One array ``[num_envs, *shape]`` per leaf: what the steps returned, where an episode ended the
+            terminal one. A slot that took no step shows where its env stands, which may be at a first observation.
         rewards: float64 ``[num_envs]``, summed over the chunk.
         terminated: bool ``[num_envs]``.
         truncated: bool ``[num_envs]``.
-        finals: Terminal observations of the slots whose episode ended.
+        stepped: bool ``[num_envs]``, the slots whose env took this step.
+        begun: bool ``[num_envs]``, the slots that begin an episode, after what they returned or without a step.
+        first: One array ``[num_envs, *shape]`` per leaf: in rows of ``begun`` the first observations. Written anew by
+            the next exchange.
         info_parts: Infos of the last step, as they came.
-        reset_parts: Infos of the resets whose observations are in this result, as they came.
+        reset_parts: Infos of the resets of slots in ``begun``, as they came.
         lengths: Env steps of the episodes that ended, where the client reports them and a chunk has several.
         lost: Slots whose client was lost since the step before, whatever became of the episode.
-        cut_short: Slots of them whose episode ended for that, and whether their env took this step.
-        idle: Slots that took no step: this result brings the first observation of their next episode, or they were to
-            wait, and their rows show what they showed before.
+        cut_short: Slots of them whose episode ended for that.
         ended: What was counted of the episodes that ended, per slot.
     """
 
@@ -108,28 +100,39 @@ class StepResult:
     rewards: Array
     terminated: Array
     truncated: Array
-    finals: list[Finals]
-    info_parts: list[InfoPart]
-    reset_parts: list[InfoPart]
-    lengths: dict[int, int]
-    lost: tuple[int, ...]
-    cut_short: dict[int, bool]
-    idle: tuple[int, ...]
-    ended: dict[int, Ended]
+    stepped: Array
+    begun: Array
+    first: list[Array]
+    info_parts: list[InfoPart] = field(default_factory=list)
+    reset_parts: list[InfoPart] = field(default_factory=list)
+    lengths: dict[int, int] = field(default_factory=dict)
+    lost: tuple[int, ...] = ()
+    cut_short: tuple[int, ...] = ()
+    ended: dict[int, Ended] = field(default_factory=dict)
+
+    @property
+    def over(self) -> Array:
+        """The slots whose episode ended, bool ``[num_envs]``, a new array."""
+        over: Array = self.terminated | self.truncated
+        return over
+
+    def standing(self) -> list[Array]:
+        """Return where the envs stand: the observations, or where episodes ended copies with the next ones' first."""
+        over = self.over
+        if not over.any():
+            return self.observations
+        standing = [array.copy() for array in self.observations]
+        for array, first in zip(standing, self.first, strict=True):
+            array[over] = first[over]
+        return standing
 
     @property
     def infos(self) -> list[dict[str, Any]]:
         """One info dict per slot, of the last step; made anew at every call."""
-        infos: list[dict[str, Any]] = [{} for _ in range(len(self.rewards))]
-        for slot, info in _merged(self.info_parts).items():
-            infos[slot] = info
-        return infos
-
-    @property
-    def reset_infos(self) -> dict[int, dict[str, Any]]:
-        """Info dict per slot that was reset and has something to say; made anew at every call."""
-        return {slot: info for slot, info in _merged(self.reset_parts).items() if info}
+        found = infos_of(self.info_parts)
+        return [found.get(slot, {}) for slot in range(len(self.rewards))]
 
 
-def _merged(parts: Sequence[InfoPart]) -> dict[int, dict[str, Any]]:
+def infos_of(parts: Sequence[InfoPart]) -> dict[int, dict[str, Any]]:
+    """Return one info dict per slot that the parts speak of; made anew at every call."""
     return {slot: info for part in parts for slot, info in part.split().items()}

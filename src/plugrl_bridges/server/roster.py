@@ -22,7 +22,6 @@ from plugrl_bridges.errors import (
 )
 from plugrl_bridges.server import report
 from plugrl_bridges.server.announced import Announced, surfaced_layout
-from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.server.seats import Brought, Event, Loss, Seat, Stage
 from plugrl_bridges.server.slots import Candidate, Effect, Parked, Seated, SlotTable
 from plugrl_bridges.server.verify import check_spaces
@@ -277,7 +276,7 @@ class Roster:
 
     def _check_can_wait(self, seat: Seat) -> None:
         """In NEXT_STEP a slot sits out the step after an end: an infer for several envs cannot be answered for some."""
-        if self._options.autoreset_mode is not AutoresetMode.NEXT_STEP or len(seat.envs) == 1:
+        if not self._options.autoreset_mode.sits_out or len(seat.envs) == 1:
             return
         error = RaggedClientError(
             f"[5.3] the client at {seat.peer.address} has {len(seat.envs)} envs on one connection, and "

@@ -16,7 +16,6 @@ from plugrl_bridges.digest.digest import RESET, TRUNCATED, StepDigests
 from plugrl_bridges.digest.locating import locate
 from plugrl_bridges.errors import LedgerMismatch, SpaceError
 from plugrl_bridges.server import report
-from plugrl_bridges.server.autoreset import AutoresetMode
 from plugrl_bridges.spaces import ObservationLayout
 
 if TYPE_CHECKING:
@@ -93,7 +92,6 @@ class Verifier:
         self.compared = 0
         """Steps and first observations of single slots that were held to what their clients said."""
         self._warn = options.verify == "warn"
-        self._mode = options.autoreset_mode
         self._who = who
         self._observation_leaves = observations.leaves
         self._action_leaves = ObservationLayout(actions.space).leaves
@@ -109,8 +107,9 @@ class Verifier:
         self._vector_step = 0
         self._warned: set[int] = set()
         self._closed = False
-        # In DISABLED mode, what was handed over last: a reset of some slots hands that of the others over once more.
-        self._handed: list[Array] = []
+        # Where the envs stood, for modes in which an observation may be handed over later, or once more.
+        self._stood: list[Array] | None = None
+        self._late = options.autoreset_mode.sits_out or options.autoreset_mode.hands_again
 
     # What is said ---------------------------------------------------------------------------------------------------
 
@@ -130,20 +129,18 @@ class Verifier:
         self._fed[rows] = True
         self._fed_digests[rows] = self._stands[rows] = digest
 
-    def asked(self, rows: slice | Array, digest: Array, begun: Array | bool) -> None:
+    def asked(self, rows: slice | Array, digest: Array, begun: Array) -> None:
         """Take the digests of an infer.
 
         Args:
             rows: Slots of the message's envs.
             digest: uint64 ``[n]``.
-            begun: Whose observation is the first of an episode, bool ``[num_envs]``; or True for all.
+            begun: Whose observation is the first of an episode, bool ``[num_envs]``.
         """
         self._stands[rows] = digest
-        if begun is not True and b"\x01" not in np.asarray(begun).tobytes():
-            return
-        first = True if begun is True else np.asarray(begun)[rows]
-        self._fresh[rows] |= first
-        self._from_reset[rows] |= first
+        if b"\x01" in begun.tobytes():
+            self._fresh[rows] |= begun[rows]
+            self._from_reset[rows] |= begun[rows]
 
     def seated(self, slots: Sequence[int], digest: Array | None, *, from_reset: Array) -> None:
         """Take the digests of a client whose envs' first observations are being handed over.
@@ -162,12 +159,11 @@ class Verifier:
 
     # What is checked --------------------------------------------------------------------------------------------------
 
-    def check(self, step: StepResult, waiting: Array | None, *, reset: bool = False) -> None:
+    def check(self, step: StepResult, *, reset: bool = False) -> None:
         """Hold what the trainer gets to what the clients said.
 
         Args:
             step: The finished result.
-            waiting: bool ``[num_envs]``, whose next episode the trainer is not to see yet; None for nobody's.
             reset: Whether it is the result of a reset, in which nobody stepped.
 
         Raises:
@@ -175,23 +171,16 @@ class Verifier:
         """
         if not reset:
             self._check_steps(step)
-        if b"\x01" in self._fresh.tobytes() or self._mode is AutoresetMode.DISABLED:
-            handed = self._fresh.copy() if waiting is None else self._fresh & ~waiting
-            if reset and self._handed:
-                self._check_kept(step.observations, ~handed)
-            if b"\x01" in handed.tobytes():
-                self._check_first(step.observations, handed)
-        if self._mode is AutoresetMode.DISABLED:
-            self._handed = [array.copy() for array in step.observations]
+        if self._stood is not None:
+            self._check_kept(step.observations, self._stood, ~(step.stepped | step.begun | step.over))
+        if b"\x01" in self._fresh.tobytes():
+            self._check_first(step.first, self._fresh.copy())
+        if self._late:
+            self._stood = [array.copy() for array in step.standing()]
 
     def _check_steps(self, step: StepResult) -> None:
         stepped, digests = self._fed, self._digests
         observations = step.observations
-        if step.finals and self._mode is AutoresetMode.SAME_STEP:
-            observations = [array.copy() for array in observations]
-            for finals in step.finals:
-                for array, final in zip(observations, finals.arrays, strict=True):
-                    array[list(finals.slots)] = final
         flags = step.truncated * np.uint8(TRUNCATED) + step.terminated  # TERMINATED is 1
         if step.cut_short:  # that end is made up here
             flags[list(step.cut_short)] = 0
@@ -252,9 +241,9 @@ class Verifier:
         # Of a mismatch that is no error, and of an episode that goes on, the client's word is what follows builds on.
         self._digests.values = np.where(handed, self._stands, chains)
 
-    def _check_kept(self, observations: Sequence[Array], kept: Array) -> None:
+    def _check_kept(self, observations: Sequence[Array], stood: Sequence[Array], kept: Array) -> None:
         wrong = np.zeros_like(kept)
-        for now, before in zip(observations, self._handed, strict=True):
+        for now, before in zip(observations, stood, strict=True):
             n = len(now)
             same = now.reshape(n, -1).view(np.uint8) == before.reshape(n, -1).view(np.uint8)
             wrong |= kept & ~same.all(axis=1)
