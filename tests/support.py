@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from plugrl_bridges.server.hub import Peer
+
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 3
 OBSERVATIONS = gym.spaces.Box(-np.inf, np.inf, (WIDTH,), np.float32)
@@ -226,6 +228,18 @@ class Puppet:
 def knows_reset(**more: Any) -> dict[str, Any]:
     """Give the env_spec of a client that knows seeded-reset."""
     return {"features": ["seeded-reset", "env-spec"], **more}
+
+
+def peers(server: Any) -> list[Peer]:
+    """Return the connections of a `Lockstep` or `PolicyServer` that have sent a first message and are not ended."""
+    return [peer for peer in server._hub._peers.values() if peer.spoke and not peer.lost]
+
+
+def resync(server: Any) -> None:
+    """End the only connection of a server as a breach of the protocol does; its client comes back."""
+    with server._hub.lock:
+        [peer] = peers(server)
+        server._hub.end(peer, *RESYNC, "a test")
 
 
 @contextlib.contextmanager

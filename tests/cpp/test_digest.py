@@ -14,7 +14,7 @@ from plugrl_bridges import LedgerMismatch
 from plugrl_bridges.gym import AutoresetMode, PlugRLVectorEnv
 from plugrl_bridges.sb3 import PlugRemoteVecEnv
 from tests.cpp.conftest import STRICT
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, resync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,9 +79,7 @@ def test_chains_go_on_after_a_drop(pendulum: Path) -> None:
         lost = []
         for number in range(8):
             if number == 3:
-                with env._lockstep._hub.lock:
-                    [peer] = env._lockstep._hub.peers
-                    env._lockstep._hub.end(peer, 1001, "plugrl-server-resync", "a test")
+                resync(env._lockstep)
             *_, infos = env.step(np.full((2, 1), 0.5, np.float32))
             lost.append("client_lost" in infos)
         assert lost == [number == 3 for number in range(8)]

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from plugrl_bridges.conformance.client_cli import main as grade_client
 from plugrl_bridges.server.policy_server import PolicyServer
 from tests.conformance.foreign_server import ForeignServer
-from tests.support import PATIENCE_S, bridge
+from tests.support import PATIENCE_S, bridge, resync
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,8 +122,7 @@ def test_comes_back_after_a_drop() -> None:
     def policy(observation: Any) -> Any:
         times.append(observation["t"][:, 0].tolist())
         if len(times) == 3:
-            with server._hub.lock:
-                server._hub.end(server._hub.peers[0], 1001, "plugrl-server-resync", "a test")
+            resync(server)
         return np.zeros((2, 1))
 
     server = PolicyServer(policy, port=0, steps=20, connect_timeout=PATIENCE_S)

@@ -19,7 +19,7 @@ import pytest
 from plugrl_bridges.errors import ClientLost, ConnectTimeout, EnvFailed, StepTimeout
 from plugrl_bridges.server import hub
 from tests.foreign_client import pack
-from tests.support import ACTIONS, RESYNC, ClientThread, CountingEnv, Proxy, Puppet, wait_until
+from tests.support import ACTIONS, ClientThread, CountingEnv, Proxy, Puppet, peers, resync, wait_until
 from tests.transport.ends import Task, frame
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def act(env: PlugRemoteVecEnv) -> Any:
 
 
 def pings_sent(env: PlugRemoteVecEnv) -> int:
-    [peer] = env._lockstep._hub.peers
+    [peer] = peers(env._lockstep)
     return peer.websocket.bytes_sent
 
 
@@ -79,8 +79,8 @@ def test_row_02_a_client_that_closed_shows_in_log_counter_and_infos(
     env = remote()
     env.reset()
     other = ClientThread(lambda: CountingEnv(2), url=env.url)
-    wait_until(lambda: len(env._lockstep._hub.peers) == 2)
-    env._lockstep._roster.sitting[0].peer.websocket.abort()
+    wait_until(lambda: len(peers(env._lockstep)) == 2)
+    peers(env._lockstep)[0].websocket.abort()
     _, rewards, dones, infos = act(env)
     assert (rewards.tolist(), dones.tolist(), infos[0]["client_lost"]) == ([0], [True], True)
     assert env.client_losses == 1
@@ -144,9 +144,7 @@ def test_row_05_after_a_reconnect_the_next_step_works_and_the_episode_goes_on(re
     env.reset()
     act(env)
     act(env)
-    lockstep = env._lockstep
-    with lockstep._hub.lock:
-        lockstep._hub.end(lockstep._roster.sitting[0].peer, *RESYNC, "a test")
+    resync(env._lockstep)
     observations, rewards, dones, infos = act(env)
     assert infos[0]["client_lost"]
     assert (rewards.tolist(), dones.tolist()) == ([0], [True])
@@ -273,10 +271,10 @@ def test_row_10_and_11_a_crash_is_an_error_with_slot_and_address_and_the_clients
     env = make_env(num_envs=1, on_client_loss="raise")
     client = ClientThread(Crashing, url=env.url)
     env.reset()
-    address = env._lockstep._roster.sitting[0].peer.address
+    [peer] = peers(env._lockstep)
     act(env)
     act(env)
-    with pytest.raises(ClientLost, match=rf"slots 0 were at {address}.*1011 'env failed'"):
+    with pytest.raises(ClientLost, match=rf"slots 0 were at {peer.address}.*1011 'env failed'"):
         act(env)
     with pytest.raises(EnvFailed, match="the simulator fell over"):
         client.join()

@@ -37,7 +37,7 @@ from plugrl_bridges.wire.messages import Action, Feedback, Infer, Metadata, Obse
 from plugrl_bridges.wire.session import ENV_SPEC, STEP_DIGEST, ServerSession
 from tests.identical.test_identical_weights import digest
 from tests.ledger.envs import CountingEnv, MixedEnv
-from tests.support import ClientThread, Puppet
+from tests.support import ClientThread, Puppet, resync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -247,10 +247,7 @@ def test_client_that_comes_back_in_the_middle_of_an_episode(start: Clients) -> N
         env.reset()
         for _ in range(3):
             env.step(np.ones((1, 2), np.float32))
-        lockstep = env._lockstep
-        with lockstep._hub.lock:
-            [peer] = lockstep._hub.peers
-            lockstep._hub.end(peer, 1001, "plugrl-server-resync", "a test")
+        resync(env._lockstep)
         *_, infos = env.step(np.ones((1, 2), np.float32))
         assert infos["client_lost"].tolist() == [True]
         for _ in range(2):

@@ -28,7 +28,7 @@ from websockets.sync.client import connect
 from plugrl_bridges.server import hub, lifetime
 from plugrl_bridges.server.lockstep import Lockstep
 from plugrl_bridges.server.options import BridgeOptions
-from tests.support import RESYNC, STOP, Proxy, Puppet, bridge, wait_for_log, wait_until
+from tests.support import RESYNC, STOP, Proxy, Puppet, bridge, peers, wait_for_log, wait_until
 from tests.transport.ends import Task, frame
 
 if TYPE_CHECKING:
@@ -429,7 +429,7 @@ def test_a_waiting_client_that_answers_pings_is_kept_through_minutes_of_learning
     env = make_bridge(num_envs=1, ping_interval=0.05, ping_timeout=0.3)
     puppet = Puppet(env.url).infer()
     env.reset()
-    [peer] = env._hub.peers
+    [peer] = peers(env)
     received = peer.websocket.bytes_received
     wait_until(lambda: peer.websocket.bytes_received > received + 20 * 6)  # twenty pongs: more than a second
     env.send(np.zeros((1, 1), np.float32))
@@ -458,7 +458,7 @@ def test_without_pings_a_silent_client_is_kept(make_bridge: MakeBridge) -> None:
         puppet = Puppet(proxy.url).infer()
         env.reset()
         proxy.frozen.set()
-        [peer] = env._hub.peers
+        [peer] = peers(env)
         with env._hub.lock:
             env._hub._chores(time.monotonic() + 1000)
         assert not peer.lost

@@ -11,7 +11,7 @@ import pytest
 from plugrl_bridges.errors import ClientLost, EnvPoisoned, StepTimeout
 from plugrl_bridges.server import lockstep
 from plugrl_bridges.server.result import infos_of
-from tests.support import RESYNC, STOP, Puppet, knows_reset, wait_for_log, wait_until
+from tests.support import RESYNC, STOP, Puppet, knows_reset, peers, wait_for_log, wait_until
 from tests.transport.ends import Task
 
 if TYPE_CHECKING:
@@ -232,14 +232,15 @@ def test_a_spare_is_parked_told_in_the_log_and_takes_a_lost_slot_at_once(
     assert task.result().rewards.tolist() == [3]
 
 
-def test_a_lost_spare_is_no_loss(make_bridge: MakeBridge) -> None:
+def test_a_lost_spare_is_no_loss(make_bridge: MakeBridge, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "plugrl_bridges")
     env = make_bridge(num_envs=1)
     puppet = Puppet(env.url, (1,)).infer()
     env.reset()
     spare = Puppet(env.url, (2,)).infer()
-    wait_until(lambda: len(env._hub.peers) == 2)
+    wait_for_log(caplog, f"{spare.address} is a spare")
     spare.vanish()
-    wait_until(lambda: len(env._hub.peers) == 1)
+    wait_for_log(caplog, f"connection of {spare.address} ended")
     task = stepping(env)
     puppet.step()
     assert task.result().lost == ()
@@ -341,7 +342,7 @@ def test_raise_raises_whether_or_not_a_spare_is_there(make_bridge: MakeBridge, m
     env.reset()
     if spare:
         Puppet(env.url, (2,)).infer()
-        wait_until(lambda: len(env._hub.peers) == 2)
+        wait_until(lambda: len(peers(env)) == 2)
     if moment == "between steps":
         lose(env, puppet)
         task = stepping(env)

@@ -148,11 +148,6 @@ class Hub:
         """Whether this is a copy in a forked process: the connections are its parent's."""
         return os.getpid() != self._creator
 
-    @property
-    def peers(self) -> list[Peer]:
-        """Connections that have sent a valid first message and are not ended."""
-        return [peer for peer in self._peers.values() if peer.spoke and not peer.lost]
-
     def poll(self, timeout_s: float) -> bool:
         """Wait for anything on any connection, and handle it; hold the lock.
 
