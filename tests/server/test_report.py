@@ -37,7 +37,7 @@ def seat(address: str, slots: tuple[int, ...]) -> Seat:
 
 def loss(address: str, *slots: int) -> Loss:
     why = "its connection ended with 1006"
-    return Loss(slots, address, why, "feedback 3.0 s ago", time.monotonic(), stepped=False)
+    return Loss(slots, address, why, "feedback 3.0 s ago", time.monotonic())
 
 
 @pytest.mark.parametrize(

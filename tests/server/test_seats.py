@@ -91,17 +91,8 @@ def test_a_reset_is_owed_by_envs_that_never_had_one_too() -> None:
     assert (one.owes, one.stage) == (False, Stage.RESTING)
 
 
-@pytest.mark.parametrize("number", range(len(STEPPED) + 1))
-def test_a_step_was_taken_once_it_is_fed_back(number: int) -> None:
-    assert follow(*STEPPED[:number]).stepped == (number >= 4)
-
-
-def test_a_step_that_is_sat_out_was_not_taken() -> None:
-    assert not follow(*STEPPED, Event.SIT_OUT).stepped
-
-
 def test_a_client_that_came_back_is_amid_episodes_until_it_steps_or_is_reset() -> None:
-    for events in ((Event.SIT,), (Event.SIT, Event.HAND_OVER), (Event.SIT, Event.HAND_OVER, Event.SIT_OUT)):
+    for events in ((Event.SIT,), (Event.SIT, Event.HAND_OVER)):
         assert follow(*events, returned=True).amid_episodes
         assert not follow(*events).amid_episodes
     assert not follow(*STEPPED, returned=True).amid_episodes

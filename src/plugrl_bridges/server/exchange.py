@@ -16,7 +16,6 @@ import numpy as np
 from plugrl_bridges.errors import ClientLost, ConnectTimeout, EnvPoisoned, RaggedClientError, StepTimeout
 from plugrl_bridges.server import report
 from plugrl_bridges.server.hub import Hub
-from plugrl_bridges.server.pool import ArrayPool
 from plugrl_bridges.server.result import InfoPart, StepResult
 from plugrl_bridges.server.roster import Roster, known
 from plugrl_bridges.server.seats import AFTER, Event, Stage
@@ -76,7 +75,6 @@ class Exchange:
         self.last: list[Array] = []
         self.verifier: Verifier | None = None
         self._options = options
-        self._pool: ArrayPool | None = None
         self._first: list[Array] = []
         self._unseen: Array | None = None
         self._blank: StepResult | None = None  # for the next exchange
@@ -181,10 +179,11 @@ class Exchange:
     def on_lost(self, peer: Peer, why: str) -> None:
         """Record the end of a connection: the episodes of its slots end with it, which the next result says."""
         seat = self.roster.seat_of(peer)
-        if seat is not None and self.step is not None:
-            self.step.begun[list(seat.slots)] = False  # until somebody else is there
-        if self.roster.leave(peer, why, stepping=self.step is not None and not self.resetting):
-            self._pending -= 1
+        if seat is not None and seat.slots:
+            self._pending -= seat.owes
+            if self.step is not None:
+                self.step.begun[list(seat.slots)] = False  # until somebody else is there
+        self.roster.leave(peer, why)
 
     def wait_for_clients(self) -> None:
         """Drive the hub until every slot has been filled once.
@@ -225,15 +224,14 @@ class Exchange:
         return self.step
 
     def _make_blank(self) -> StepResult:
-        n = self.num_envs
-        if self._pool is None:
-            self._pool = ArrayPool(self.observation_layout.leaves, n)
-            self._first = self.observation_layout.allocate(n)
+        n, layout = self.num_envs, self.observation_layout
+        if not self._first:
+            self._first = layout.allocate(n)
             if self._options.verify:
-                layouts = self.observation_layout, known(self.roster.action_layout)
+                layouts = layout, known(self.roster.action_layout)
                 self.verifier = Verifier(self._options, n, *layouts, self.roster.address_of)
         return StepResult(
-            observations=self._pool.take(),
+            observations=layout.allocate(n),
             rewards=np.zeros(n),
             terminated=np.zeros(n, np.bool_),
             truncated=np.zeros(n, np.bool_),
@@ -413,9 +411,7 @@ class Exchange:
     def _close(self, step: StepResult) -> StepResult:
         self.step = None
         if b"\x01" in step.begun.tobytes():
-            self.last = known(self._pool).take()
-            for last, array in zip(self.last, step.observations, strict=True):
-                np.copyto(last, array)
+            self.last = [array.copy() for array in step.observations]
             _copy_rows(step.first, self.last, step.begun)
             _copy_rows(step.first, step.observations, step.begun & ~step.over)
             return step

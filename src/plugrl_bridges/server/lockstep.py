@@ -20,7 +20,7 @@ from plugrl_bridges.server.announced import greeting
 from plugrl_bridges.server.episodes import EpisodeCounter
 from plugrl_bridges.server.exchange import Exchange
 from plugrl_bridges.server.roster import known
-from plugrl_bridges.server.seats import Event, Stage
+from plugrl_bridges.server.seats import Stage
 from plugrl_bridges.spaces import ActionLayout, ObservationLayout
 from plugrl_bridges.wire.codec import encode
 from plugrl_bridges.wire.messages import ResetRequest
@@ -213,9 +213,7 @@ class Lockstep:
                     # all wait sits it out: its infer stays unanswered until the next.
                     request = paused.get(seat.peer.number)
                     all_paused = request is not None and len(request.env_ids) == len(seat.envs)
-                    if all_paused or seat.stage is Stage.ARRIVED:
-                        seat.note(Event.SIT_OUT)
-                    else:
+                    if not all_paused and seat.stage is not Stage.ARRIVED:
                         self._exchange.answer(seat, wire, request)
             except BaseException as exc:  # some have their action and some have not
                 self._poison = exc

@@ -244,35 +244,22 @@ class Roster:
         info = {key: own(value) for key, value in infer.reset_info.items()} if infer.reset_info else None
         seat.brought = Brought(observations, reset, info, digest)
 
-    def leave(self, peer: Peer, why: str, *, stepping: bool) -> bool:
-        """Record the end of a connection; spares that fit move up.
-
-        Args:
-            peer: The connection.
-            why: What ended it.
-            stepping: Whether a step is open.
-
-        Returns:
-            Whether a result of it was awaited.
-        """
+    def leave(self, peer: Peer, why: str) -> None:
+        """Record the end of a connection; spares that fit move up."""
         seat = self._seats.pop(peer.number, None)
         self._candidates.pop(peer.number, None)
         if seat is None:
-            return False
-        owed, stepped = seat.owes, stepping and seat.stepped
+            return
         seat.note(Event.LEAVE)
         if seat in self.sitting:
             self.sitting.remove(seat)
             self.client_losses += 1
             logger.warning("lost the client of slots %s at %s: %s", report.slots_text(seat.slots), peer.address, why)
-            self.losses.append(
-                Loss(seat.slots, peer.address, why, peer.last_words(), time.monotonic(), stepped=stepped)
-            )
+            self.losses.append(Loss(seat.slots, peer.address, why, peer.last_words(), time.monotonic()))
         self._apply(self._table.leave(peer.number))
         if not self.filled and not self._seats:  # who is gone decides nothing for those who come
             self._table = SlotTable(self._options.num_envs)
             self.announced = self.observation_layout = self.action_layout = None
-        return owed
 
     def _check_can_wait(self, seat: Seat) -> None:
         """In NEXT_STEP a slot sits out the step after an end: an infer for several envs cannot be answered for some."""

@@ -35,7 +35,6 @@ class Stage(enum.Enum):
     RESTING = "at rest"
     ACTING = "acting"
     FED_BACK = "fed back"
-    STEPPED = "stepped"
     RESETTING = "being reset"
     GONE = "gone"
 
@@ -50,7 +49,6 @@ class Event(enum.Enum):
     HAND_OVER = "the trainer gets what it brought"
     STEP = "it is sent a chunk"
     RESET = "it is asked to reset all its envs"
-    SIT_OUT = "a step leaves it out"
     FEEDBACK = "its feedback comes"
     INFER = "its next infer comes"
     LEAVE = "its connection ends"
@@ -60,22 +58,15 @@ TRANSITIONS: Mapping[Event, Mapping[Stage, Stage]] = {
     Event.PREPARE: {Stage.UNRESET: Stage.PREPARING},
     Event.SIT: {Stage.UNRESET: Stage.UNBEGUN, Stage.SPARE: Stage.ARRIVED},
     Event.HAND_OVER: {Stage.ARRIVED: Stage.SHOWN},
-    Event.STEP: {Stage.SHOWN: Stage.ACTING, Stage.RESTING: Stage.ACTING, Stage.STEPPED: Stage.ACTING},
-    Event.SIT_OUT: {
-        Stage.ARRIVED: Stage.ARRIVED,
-        Stage.SHOWN: Stage.SHOWN,
-        Stage.RESTING: Stage.RESTING,
-        Stage.STEPPED: Stage.RESTING,
-    },
+    Event.STEP: {Stage.SHOWN: Stage.ACTING, Stage.RESTING: Stage.ACTING},
     Event.RESET: {
         Stage.UNBEGUN: Stage.RESETTING,
         Stage.ARRIVED: Stage.RESETTING,
         Stage.SHOWN: Stage.RESETTING,
         Stage.RESTING: Stage.RESETTING,
-        Stage.STEPPED: Stage.RESETTING,
     },
     Event.FEEDBACK: {Stage.ACTING: Stage.FED_BACK},
-    Event.INFER: {Stage.PREPARING: Stage.SPARE, Stage.FED_BACK: Stage.STEPPED, Stage.RESETTING: Stage.RESTING},
+    Event.INFER: {Stage.PREPARING: Stage.SPARE, Stage.FED_BACK: Stage.RESTING, Stage.RESETTING: Stage.RESTING},
     Event.LEAVE: {stage: Stage.GONE for stage in Stage if stage is not Stage.GONE},
 }
 """The whole life of a seat: which stage follows which, on each event. Whatever is not in here cannot happen."""
@@ -100,7 +91,6 @@ AFTER: Mapping[Event, Mapping[Stage, Stage]] = {event: _Moves(event) for event i
 
 _OWING = frozenset({Stage.ACTING, Stage.FED_BACK, Stage.RESETTING})
 _AS_IT_CAME = frozenset({Stage.ARRIVED, Stage.SHOWN})
-_TOOK_THE_STEP = frozenset({Stage.FED_BACK, Stage.STEPPED})
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,11 +149,6 @@ class Seat:
         return self.stage in _OWING
 
     @property
-    def stepped(self) -> bool:
-        """Whether it took the latest step that it was sent."""
-        return self.stage in _TOOK_THE_STEP
-
-    @property
     def amid_episodes(self) -> bool:
         """Whether its envs stand in the middle of episodes of which this side has seen no step."""
         return self.returned and self.stage in _AS_IT_CAME
@@ -202,7 +187,6 @@ class Loss:
         why: What ended its connection.
         last_words: What came from it last.
         at: ``time.monotonic()`` of the loss.
-        stepped: Whether its envs took the step in which it was lost; False between two steps.
         vacant: Those of the slots that nobody has taken since.
         untold: Those of the slots of whose loss the trainer was not told.
     """
@@ -212,7 +196,6 @@ class Loss:
     why: str
     last_words: str
     at: float
-    stepped: bool
     vacant: set[int] = field(default_factory=set)
     untold: set[int] = field(default_factory=set)
 
