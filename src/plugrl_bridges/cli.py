@@ -1,4 +1,4 @@
-"""Own the ``plugrl-bridges`` command: ``serve-policy`` lets a trained policy act, ``plot`` draws what runs logged.
+"""The ``plugrl-bridges`` command: ``serve-policy`` lets a trained policy act, ``plot`` draws what runs logged.
 
 Nothing heavy is imported before the arguments are understood, so that ``--help`` answers at once. Exit codes: 0 when
 enough was done, 1 after an error (with one line that says which), 2 for a wrong command line or files that cannot be
@@ -190,7 +190,7 @@ def _mean(returns: Sequence[float]) -> str:
 
 
 def _summary_lines(summary: PolicySummary) -> list[str]:
-    """Say what each client did, and all of them together."""
+    """Return what each client did, and all of them together."""
     lines = [
         f"{client.address} ({client.name}): {client.num_envs} envs, {client.steps} env steps, "
         f"{len(returns)} episodes, mean return {_mean(returns)}"
@@ -205,7 +205,7 @@ def _summary_lines(summary: PolicySummary) -> list[str]:
 
 
 def _as_json(summary: PolicySummary) -> dict[str, Any]:
-    """Give what came of it, for programs; a return that is no finite number is null."""
+    """Return what came of it, for programs; a return that is no finite number is null."""
 
     def finite(episodes: Sequence[ServedEpisode]) -> list[float | None]:
         return [episode.ret if math.isfinite(episode.ret) else None for episode in episodes]

@@ -1,4 +1,4 @@
-"""Own the demo: PPO learns Pendulum-v1 on 16 envs that a separate env-client process steps. Run by ``make demo``.
+"""The demo: PPO learns Pendulum-v1 on 16 envs that a separate env-client process steps. Run by ``make demo``.
 
 Starts the client itself, trains with rl-baselines3-zoo's settings for this task, then shows what both sides counted,
 and leaves an episode log and a learning curve under ``runs/``. Needs the ``demo`` extra.
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(log: Path, counted: Path, status: int, speed: str, files: Sequence[Path]) -> int:
-    """Print what both sides counted; give the exit status."""
+    """Print what both sides counted; return the exit status."""
     slots = read_episodes(log)
     first = float(np.mean([e.ret for episodes in slots.values() for e in episodes[:2]]))
     late = [e.ret for episodes in slots.values() for e in episodes[20:]] or [

@@ -1,4 +1,4 @@
-"""Own the one line that a CleanRL-style script changes: the vector env whose infos its logging loop understands.
+"""The one line that a CleanRL-style script changes: the vector env whose infos its logging loop understands.
 
 The vector env is ``gym.vector_env``'s, with the episode records that ``RecordEpisodeStatistics`` would have put there.
 """
@@ -57,7 +57,7 @@ def make_envs(
 
 
 class _RecordingVectorEnv(PlugRLVectorEnv):
-    """Present remote environments with the record of each episode in the infos of its last step."""
+    """Remote environments with the record of each episode in the infos of its last step."""
 
     info_dialect: InfoDialect
 

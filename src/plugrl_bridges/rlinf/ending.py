@@ -1,4 +1,4 @@
-"""Own how the clients of a run hear that it is over [7.1]: RLinf never closes an env.
+"""How the clients of a run hear that it is over [7.1]: RLinf never closes an env.
 
 Its workers are killed, or exit without running what Python runs at its exit. Three ways remain, in this order:
 
@@ -41,7 +41,7 @@ _CLOSED = "plugrl-bridges:closed:"
 
 
 class Closable(Protocol):
-    """Stand for an env, as far as its end goes."""
+    """An env, as far as its end goes."""
 
     def close(self) -> None:
         """Tell its clients that the run is over."""
@@ -124,7 +124,7 @@ def close_in_workers(group: Any) -> None:  # noqa: ANN401 - RLinf has no types
 
 
 def _deaf_to_failures() -> Any:  # noqa: ANN401 - a handler
-    """Ignore the signal by which RLinf tells its driver that a worker failed, and give its handler.
+    """Ignore the signal by which RLinf tells its driver that a worker failed, and return its handler.
 
     A worker in the middle of a rollout fails when its env is closed; RLinf would then kill those that are not done.
     """

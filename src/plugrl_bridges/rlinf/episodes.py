@@ -1,4 +1,4 @@
-"""Own what RLinf is told of episodes: return, length, success, per env, as it reports them under ``env/``.
+"""What RLinf is told of episodes: return, length, success, per env, as it reports them under ``env/``.
 
 Pure bookkeeping over arrays; ``rlinf.env`` feeds it. The episode log of the bridge counts for itself.
 """
@@ -19,7 +19,7 @@ __all__ = ["EpisodeTally"]
 
 
 class EpisodeTally:
-    """Count the running episodes of all envs.
+    """Counts of the running episodes of all envs.
 
     Args:
         num_envs: How many.
@@ -31,7 +31,7 @@ class EpisodeTally:
         self._success = np.zeros(num_envs, np.bool_)
 
     def add(self, rewards: Array, lengths: Array, infos: Sequence[Mapping[str, Any]], stepped: Array) -> None:
-        """Take in one exchange.
+        """Record one exchange.
 
         Args:
             rewards: ``[num_envs]``, summed over its steps.
@@ -55,7 +55,7 @@ class EpisodeTally:
         self._lengths[env] = length
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Give RLinf's ``episode``: tensors ``[num_envs]`` of their own."""
+        """Return RLinf's ``episode``: tensors ``[num_envs]`` of their own."""
         return {
             "success_once": torch.from_numpy(self._success.copy()),
             "return": torch.from_numpy(self._returns.copy()),
@@ -65,7 +65,7 @@ class EpisodeTally:
 
 
 def _succeeded(info: Mapping[str, Any]) -> bool:
-    """Tell whether an info says so: Gymnasium's custom, or the record of an ended episode [5.4]."""
+    """Return whether an info says so: Gymnasium's custom, or the record of an ended episode [5.4]."""
     record = info.get("episode")
     if isinstance(record, dict) and _true(record.get("mask", True)) and _true(record.get("s")):
         return True
@@ -73,5 +73,5 @@ def _succeeded(info: Mapping[str, Any]) -> bool:
 
 
 def _true(value: object) -> bool:
-    """Tell whether a client's value is one true number: what it means by an array of several, nobody knows."""
+    """Return whether a client's value is one true number: what it means by an array of several, nobody knows."""
     return isinstance(value, (bool, int, float, np.generic, np.ndarray)) and np.size(value) == 1 and bool(value == 1)

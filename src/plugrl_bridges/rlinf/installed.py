@@ -1,4 +1,4 @@
-"""Own which releases of RLinf this adapter was tested with, and what is said without one. Imports nothing heavy."""
+"""The releases of RLinf this adapter was tested with, and what is said without one. Imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Own the start of a run: what RLinf's own script does, which its wheel lacks, and a Ray of the run's own.
+"""The start of a run: what RLinf's own script does, which its wheel lacks, and a Ray of the run's own.
 
 ``python -m plugrl_bridges.rlinf`` calls `main`. Everything that trains is RLinf's; see ``registration`` for how it
 comes to know our environment, and ``ending`` for how the clients hear that a run is over.
@@ -108,7 +108,7 @@ def train(config: DictConfig) -> None:
 
 
 def _own_ray() -> Path | None:
-    """Have RLinf start a Ray of this run's own, unless the user names one; give its folder.
+    """Have RLinf start a Ray of this run's own, unless the user names one; return its folder.
 
     RLinf joins whatever Ray it finds on the machine. Then two runs would share one, and the end of the first would be
     that of the second. The folder's name is short: Ray makes sockets in there, whose paths have 107 characters at most.

@@ -1,4 +1,4 @@
-"""Own how observations look to RLinf's policies: ``states``, three kinds of images, and ``task_descriptions``.
+"""How observations look to RLinf's policies: ``states``, three kinds of images, and ``task_descriptions``.
 
 Pure translation of ``server.lockstep``'s arrays, one per leaf of the space, by the names that the config gives.
 """
@@ -27,7 +27,7 @@ RLinfObservation: TypeAlias = "dict[str, Any]"
 
 
 class Observations:
-    """Make RLinf's observations of batched leaves.
+    """Translator of batched leaves into RLinf's observations.
 
     Args:
         layout: Of one env's observation.
@@ -70,7 +70,7 @@ class Observations:
         return sum(int(np.prod(self._leaves[at].shape)) for at in self._states)
 
     def of(self, arrays: Sequence[Array]) -> RLinfObservation:
-        """Give what a policy sees; the tensors are RLinf's own.
+        """Return what a policy sees; the tensors are RLinf's own.
 
         Args:
             arrays: One ``[num_envs, *shape]`` per leaf.

@@ -1,4 +1,4 @@
-"""Own what an env's part of an RLinf config says: our options, RLinf's own that concern us, and their checks.
+"""What an env's part of an RLinf config says: our options, RLinf's own that concern us, and their checks.
 
 Pure but for one environment variable; knows nothing of torch. ``rlinf.env`` reads it in a worker, ``rlinf.launcher``
 in the driver, so that a wrong config ends a run before it begins.
@@ -28,12 +28,13 @@ ChunkMode: TypeAlias = Literal["stepwise", "remote"]
 
 API_KEY = "PLUGRL_API_KEY"
 """Environment variable that stands in for ``api_key``: RLinf prints and saves its config."""
+_OF_THE_BRIDGE = ("host", "timeout", "connect_timeout", "on_client_loss")
 _SUMMED = "chunk_level"  # the reward_type that adds up a chunk's rewards anyway
 
 
 @dataclass(frozen=True)
 class ObservationNames:
-    """Say which entries of a client's observations RLinf's policy sees, and as what.
+    """Which entries of a client's observations RLinf's policy sees, and as what.
 
     Attributes:
         states: Entries to flatten and join into ``states``; None takes all that are neither image nor text.
@@ -76,7 +77,7 @@ class ObservationNames:
 
 @dataclass(frozen=True)
 class EnvOptions:
-    """Hold the checked options of one env instance.
+    """Checked options of one env instance.
 
     Attributes:
         bridge: Options of the bridge below; its port is this instance's own.
@@ -125,16 +126,14 @@ class EnvOptions:
         port = config.get("port", 8000)
         whole("port", port, 0)
         log = config.get("episode_log")
+        given = {name: config[name] for name in _OF_THE_BRIDGE if name in config}
         bridge = BridgeOptions(
             num_envs=num_envs,
-            host=config.get("host", "127.0.0.1"),
             port=port + index if port else 0,
             action_horizon=_horizon(config, chunk_mode),
-            timeout=config.get("timeout", 60.0),
-            connect_timeout=config.get("connect_timeout", 300.0),
-            on_client_loss=config.get("on_client_loss", "truncate"),
             api_key=config.get("api_key") or os.environ.get(API_KEY) or None,
             episode_log=None if log is None else _own_log(log, index, instances),
+            **given,
         )
         seed = config.get("seed")
         whole_or_none("seed", seed, 0)
@@ -223,7 +222,7 @@ def _check_whole_config(config: DictConfig) -> None:
 
 
 def _horizon(config: DictConfig, mode: ChunkMode) -> int:
-    """Give the actions of one exchange; the chunk's, if the config says how many it has, in remote mode."""
+    """Return the actions of one exchange; the chunk's, if the config says how many it has, in remote mode."""
     horizon = config.get("action_horizon")
     if horizon is None and mode == "remote":
         horizon = OmegaConf.select(_root(config), "actor.model.num_action_chunks")
@@ -238,12 +237,12 @@ def _horizon(config: DictConfig, mode: ChunkMode) -> int:
 
 
 def _root(config: DictConfig) -> Any:  # noqa: ANN401 - as OmegaConf has it
-    """Give the whole config that a node hangs in, or the node."""
+    """Return the whole config that a node hangs in, or the node."""
     return config._get_root()  # noqa: SLF001 - OmegaConf has no public way up
 
 
 def _own_log(path: str, index: int, instances: int) -> Path:
-    """Give each of several instances a log of its own."""
+    """Return the path of an instance's log, of its own if there are several."""
     plain = Path(path)
     return plain if instances == 1 else plain.with_name(f"{plain.stem}-{index}{plain.suffix}")
 

@@ -1,4 +1,4 @@
-"""Own the places where RLinf must learn that ``env_type: plugrl`` exists.
+"""The places where RLinf must learn that ``env_type: plugrl`` exists.
 
 RLinf has a closed enum of env types and an if-chain from them to classes, both used in the driver and in its workers.
 Called by ``register`` of the package; ``cpu`` and ``ending`` are what else a process of a run needs.

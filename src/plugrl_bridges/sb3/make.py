@@ -1,4 +1,4 @@
-"""Own ``make_vec_env``: SB3's function of that name, for environments that env clients bring.
+"""``make_vec_env``: SB3's function of that name, for environments that env clients bring.
 
 Follows SB3's argument names as far as they mean anything here; an argument that cannot be honoured is refused by name.
 """

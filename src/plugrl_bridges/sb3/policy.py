@@ -1,4 +1,4 @@
-"""Own the way from a saved model of Stable-Baselines3 to a policy that ``server.policy_server`` can serve.
+"""The way from a saved model of Stable-Baselines3 to a policy that ``server.policy_server`` can serve.
 
 Needs Stable-Baselines3. Loading a model runs what its author put into the file, as it does everywhere: only what tells
 the algorithm is read without that.
@@ -42,7 +42,7 @@ _OTHERS = "sb3_contrib."
 
 
 def guess_algorithm(path: str | os.PathLike[str]) -> str:
-    """Tell which algorithm a model was saved by, from the names of its settings; nothing of the file is run.
+    """Return the algorithm that a model was saved by, from the names of its settings; nothing of the file is run.
 
     Args:
         path: The zip file that ``model.save`` wrote.
@@ -89,7 +89,7 @@ def load_model(path: str | os.PathLike[str], *, algorithm: str | None = None, de
 
 
 class ModelPolicy:
-    """Act as a model of Stable-Baselines3 does; give it to a ``PolicyServer``, with `accepts` and `action_space`.
+    """Policy of a model of Stable-Baselines3; give it to a ``PolicyServer``, with `accepts` and `action_space`.
 
     Args:
         model: A trained model.
@@ -106,7 +106,7 @@ class ModelPolicy:
         self.action_space: Space = _one_of_a_chunk(model.action_space, action_horizon)
 
     def __call__(self, observation: Value) -> Array:
-        """Give the actions for a batch of observations.
+        """Return the actions for a batch of observations.
 
         Raises:
             ValueError: if the policy is recurrent.
@@ -117,7 +117,7 @@ class ModelPolicy:
         return np.asarray(actions)
 
     def accepts(self, space: Space) -> bool:
-        """Tell whether the model takes observations of a space: the same entries of the same shapes.
+        """Return whether the model takes observations of a space: the same entries of the same shapes.
 
         Frames may have their channels last where the model has them first, as Stable-Baselines3 puts them.
         """
