@@ -16,7 +16,7 @@ OLD_BIN := $(OLD_VENV)/bin
 OLD_READY := $(OLD_VENV)/.ready
 OLD_PIP := $(OLD_BIN)/python -m pip --disable-pip-version-check
 
-# RLinf and what it brings agree with nobody: it has a place of its own.
+# What RLinf requires conflicts with everything else here: it has a virtual environment of its own.
 RLINF_VENV := .venv-rlinf
 RLINF_READY := $(RLINF_VENV)/.ready
 RLINF_PIP := $(RLINF_VENV)/bin/python -m pip --disable-pip-version-check

@@ -180,7 +180,7 @@ BAD = {
     "nothing there": (None, "does not exist"),
     "empty file": (b"", "has no column slot, return, length, end, step"),
     "another table": (b"r,l,t\n1.0,5,0.1\n", "has no column slot, return"),
-    "no text": (PNG + bytes(range(256)), "is no text of comma-separated values"),
+    "no text": (PNG + bytes(range(256)), "is not text of comma-separated values"),
     "no episode": (",".join(COLUMNS).encode() + b"\n", "holds no episode"),
     "half a line": (",".join(COLUMNS).encode() + b"\n0,0,1.0\n", "line 2: "),
     "no number": (",".join(COLUMNS).encode() + b"\n0,0,1.0,5,lost,3,0.1\n0,0,x,5,lost,9,0.2\n", "line 3: "),

@@ -65,7 +65,7 @@ def read_episodes(path: str | os.PathLike[str]) -> dict[int, list[LoggedEpisode]
 
     Raises:
         OSError: if it cannot be read.
-        ValueError: naming the file and the line, if it is no episode log.
+        ValueError: naming the file and the line, if it is not an episode log.
     """
     episodes: defaultdict[int, list[LoggedEpisode]] = defaultdict(list)
     with Path(path).open(newline="", encoding="utf-8") as file:
@@ -73,15 +73,15 @@ def read_episodes(path: str | os.PathLike[str]) -> dict[int, list[LoggedEpisode]
         try:
             missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
             if missing:
-                raise ValueError(f"{path} is no episode log: it has no column {', '.join(missing)}")
+                raise ValueError(f"{path} is not an episode log: it has no column {', '.join(missing)}")
             for row in reader:
                 try:
                     episode = LoggedEpisode(row)
                 except (TypeError, ValueError) as exc:  # None stands for what a line is too short for
-                    raise ValueError(f"{path} is no episode log: line {reader.line_num}: {exc}") from exc
+                    raise ValueError(f"{path} is not an episode log: line {reader.line_num}: {exc}") from exc
                 episodes[episode.slot].append(episode)
         except (UnicodeDecodeError, csv.Error) as exc:
-            raise ValueError(f"{path} is no episode log: it is no text of comma-separated values") from exc
+            raise ValueError(f"{path} is not an episode log: it is not text of comma-separated values") from exc
     return dict(sorted(episodes.items()))
 
 
@@ -135,7 +135,7 @@ def plot_learning_curves(
     Raises:
         ImportError: naming the extra, if matplotlib is missing.
         OSError: if a log cannot be read, or the picture not be written.
-        ValueError: if there is nothing to draw, a file is no episode log, or ``titles`` or ``out`` do not fit.
+        ValueError: if there is nothing to draw, a file is not an episode log, or ``titles`` or ``out`` do not fit.
     """
     # Not at the top: matplotlib is an extra, and reading a log does not need it.
     try:

@@ -109,7 +109,7 @@ def test_a_text_may_be_told_by_the_config() -> None:
         ({"main_image": "back"}, r"have no 'back'; they have \['front', "),
         ({"main_image": "joints"}, r"'joints' has the shape \[2, 2\], an image has \[h, w, c\]"),
         ({"main_image": "front", "states": ["task"]}, "'task' is text"),
-        ({"main_image": "front", "task_text": "joints"}, "'joints' is no text"),
+        ({"main_image": "front", "task_text": "joints"}, "'joints' must be a Text entry"),
         (
             {"main_image": "front", "task_text": "task", "extra_view_images": ["front", "left"]},
             "differ in their shapes",

@@ -127,7 +127,7 @@ def test_wrong_command_lines(trained: Callable[[str], Path], tmp_path: Path) -> 
     text.write_text("no archive")
     for arguments, told in (
         ([str(tmp_path / "none.zip")], "does not exist"),
-        ([str(text)], "no model that Stable-Baselines3 saved"),
+        ([str(text)], "not a model that Stable-Baselines3 saved"),
         ([path, "--algo", "reinforce"], "algorithm must be one of"),
         ([path, "--algo", "dqn"], "cannot be loaded as a model of DQN"),
         ([path, "--horizon", "4"], "no chunks of 4"),

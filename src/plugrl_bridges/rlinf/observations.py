@@ -110,7 +110,9 @@ class Observations:
     def _text(self, name: str) -> int:
         at = self._find("task_text", name)
         if self._leaves[at].dtype.kind != "U":
-            raise SpaceError(f"observation.task_text: {name!r} is no text")
+            raise SpaceError(
+                f"observation.task_text: {name!r} must be a Text entry, got the dtype {self._leaves[at].dtype}"
+            )
         return at
 
     def _find(self, key: str, name: str) -> int:

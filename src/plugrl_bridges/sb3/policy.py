@@ -55,7 +55,7 @@ def guess_algorithm(path: str | os.PathLike[str]) -> str:
         with zipfile.ZipFile(path) as archive:
             settings = json.loads(archive.read("data"))
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError) as exc:
-        raise ValueError(f"{path} is no model that Stable-Baselines3 saved: {exc}") from exc
+        raise ValueError(f"{path} is not a model that Stable-Baselines3 saved: {exc}") from exc
     policy_class = settings.get("policy_class") if isinstance(settings, dict) else None
     if isinstance(policy_class, dict) and not str(policy_class.get("__module__")).startswith(_OTHERS):
         for setting, algorithm in _HALLMARKS:
@@ -97,7 +97,7 @@ class ModelPolicy:
         action_horizon: Actions per env in one exchange: with more than one, the model must have been trained with it.
 
     Raises:
-        ValueError: if the model's actions are no chunks of so many.
+        ValueError: if the model's actions are not chunks of so many.
     """
 
     def __init__(self, model: BaseAlgorithm, *, deterministic: bool = True, action_horizon: int = 1) -> None:

@@ -64,7 +64,7 @@ class ActionLayout:
             whole = _whole(array, self.dtype)
             if whole is None:
                 raise ValueError(
-                    f"actions {array.reshape(-1)[:4].tolist()} are no whole numbers of {self.dtype}: {self.space}"
+                    f"actions {array.reshape(-1)[:4].tolist()} must be whole numbers of {self.dtype} for {self.space}"
                 )
             array = whole
         array = array[None] if horizon == 1 else np.moveaxis(array, 1, 0)

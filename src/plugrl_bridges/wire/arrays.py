@@ -109,7 +109,7 @@ def data_of(array: Array) -> Buffer:
         else np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     )
     if array.dtype.kind == "U" and not is_unicode(data, array.dtype):
-        raise EncodeError("a text array holds a surrogate, which is no character")
+        raise EncodeError("a text array holds a surrogate, which is not a character")
     return data
 
 

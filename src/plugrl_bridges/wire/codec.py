@@ -242,7 +242,7 @@ class _Reader:
                 return self._list(start, count, depth)
             return self._map(start, count, depth)
         if head == 0xC1:
-            raise DecodeError(f"byte 0xc1 at offset {at} is no msgpack{_dialect(view)}", clause="3")
+            raise DecodeError(f"byte 0xc1 at offset {at} is not msgpack{_dialect(view)}", clause="3")
         raise DecodeError(
             f"a msgpack ext type (0x{head:02x}) at offset {at}: another numpy dialect; arrays are maps with the bin "
             "keys __ndarray__, data, dtype, shape",
