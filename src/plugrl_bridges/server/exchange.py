@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.server.hub import Peer
     from plugrl_bridges.server.options import BridgeOptions
+    from plugrl_bridges.server.roster import Terms
     from plugrl_bridges.server.seats import Loss, Seat
-    from plugrl_bridges.spaces import ObservationLayout
     from plugrl_bridges.wire.codec import Array
 
 __all__ = ["Exchange"]
@@ -64,6 +64,7 @@ class Exchange:
         resetting: Whether the open exchange is a reset.
         asks_newcomers: Whether it is one of all slots, so that newcomers may take a slot before they are reset.
         verifier: Is told the digests that clients send, if steps are to be verified.
+        terms: Number of slots and layouts, as soon as the slots are filled.
 
     Raises:
         OSError: if the port cannot be had; the text names it.
@@ -73,6 +74,7 @@ class Exchange:
         self.roster = Roster(options, metadata.features)
         self.step: StepResult | None = None
         self.last: list[Array] = []
+        self.terms: Terms
         self.verifier: Verifier | None = None
         self._options = options
         self._first: list[Array] = []
@@ -81,16 +83,6 @@ class Exchange:
         self.resetting = self.asks_newcomers = False
         self._pending = 0
         self.hub = Hub(options, metadata, self)
-
-    @property
-    def num_envs(self) -> int:
-        """Number of slots; known once a client is here."""
-        return known(self.roster.num_envs)
-
-    @property
-    def observation_layout(self) -> ObservationLayout:
-        """Layout of one env's observation; known once a client is here."""
-        return known(self.roster.observation_layout)
 
     def _open(self) -> StepResult:
         if self.step is None:
@@ -134,7 +126,7 @@ class Exchange:
 
     def _read_next(self, step: StepResult, seat: Seat, infer: Infer) -> None:
         """Read where a seat's envs stand: first observations of those that begin an episode, and of the others."""
-        layout, reuse = self.observation_layout, infer.reuse
+        layout, reuse = self.terms.observations, infer.reuse
         if b"\x01" not in step.begun.tobytes():  # numpy's own any() takes ten times as long
             if reuse is None:
                 layout.read(infer.observation, step.observations, seat.rows(infer.env_indices))
@@ -155,9 +147,8 @@ class Exchange:
         if seat is None or m == 0:  # the session admits feedback only for held actions, and only seats hold any
             return
         step = self._open()
-        layout = self.observation_layout
         rows = seat.rows(feedback.env_indices)
-        layout.read(feedback.observation, step.observations, rows)
+        self.terms.observations.read(feedback.observation, step.observations, rows)
         step.rewards[rows] = feedback.rewards
         step.terminated[rows] = feedback.terminated
         step.truncated[rows] = feedback.truncated
@@ -208,6 +199,7 @@ class Exchange:
                 logger.warning("%s", self.roster.waiting_text(self.hub.url, elapsed))
                 next_report *= 2
             self.hub.poll(min(_SLICE_S, next_report - elapsed, _SLICE_S if limit is None else limit - elapsed))
+        self.terms = known(self.roster.terms)
 
     # One exchange -----------------------------------------------------------------------------------------------
 
@@ -224,14 +216,13 @@ class Exchange:
         return self.step
 
     def _make_blank(self) -> StepResult:
-        n, layout = self.num_envs, self.observation_layout
+        terms, n = self.terms, self.terms.num_envs
         if not self._first:
-            self._first = layout.allocate(n)
+            self._first = terms.observations.allocate(n)
             if self._options.verify:
-                layouts = layout, known(self.roster.action_layout)
-                self.verifier = Verifier(self._options, n, *layouts, self.roster.address_of)
+                self.verifier = Verifier(self._options, n, terms.observations, terms.actions, self.roster.address_of)
         return StepResult(
-            observations=layout.allocate(n),
+            observations=terms.observations.allocate(n),
             rewards=np.zeros(n),
             terminated=np.zeros(n, np.bool_),
             truncated=np.zeros(n, np.bool_),
@@ -278,7 +269,7 @@ class Exchange:
         request = ResetRequest(
             asked.env_indices, tuple(seeds[slot] for slot in slots), tuple(options[slot] for slot in slots)
         )
-        self.answer(seat, self._no_actions(self.num_envs), request, _AFTER_RESET)
+        self.answer(seat, self._no_actions(self.terms.num_envs), request, _AFTER_RESET)
         seat.brought = None
 
     def prepare_spares(self) -> None:
@@ -295,7 +286,7 @@ class Exchange:
 
     def _no_actions(self, num_envs: int) -> Array:
         """Make the rows of an action that are there for form's sake."""
-        layout = known(self.roster.action_layout)
+        layout = self.terms.actions
         return np.zeros((self._options.action_horizon, num_envs, *(layout.shape or (1,))), layout.dtype)
 
     def gather(self, timeout_s: float) -> None:
@@ -354,12 +345,12 @@ class Exchange:
             return
         losses = self.roster.untold()  # a spare may sit in the slot already: that the client was lost stays true
         if losses:
-            raise _loss_error(losses, report.lost_clients(self.hub.url, losses, self.num_envs))
+            raise _loss_error(losses, report.lost_clients(self.hub.url, losses, self.terms.num_envs))
 
     def _give_up_on_silent(self, timeout_s: float) -> None:
         """End the connections that owe a result [7.3]; by policy that is an error, or the loss of a client."""
         silent = [seat for seat in self.roster.sitting if seat.owes]
-        text = report.still_acting(self.hub.url, silent, self.num_envs, timeout_s)
+        text = report.still_acting(self.hub.url, silent, self.terms.num_envs, timeout_s)
         logger.warning("%s", text)
         for seat in silent:
             self.hub.end(seat.peer, GOING_AWAY, FEEDBACK_TIMEOUT, FEEDBACK_TIMEOUT)
@@ -387,7 +378,7 @@ class Exchange:
         if self.roster.losses:
             for loss in self.roster.untold():
                 self._cut_short(loss, step)
-            step.lost = self.roster.tell(range(self.num_envs))
+            step.lost = self.roster.tell(range(self.terms.num_envs))
         for seat in self.roster.sitting:
             if seat.stage is Stage.ARRIVED:
                 self._hand_over(seat, step)

@@ -84,22 +84,22 @@ class Lockstep:
     @property
     def num_envs(self) -> int:
         """Number of slots; `connect` first if the option was None."""
-        return self._exchange.num_envs
+        return known(self._roster.num_envs)
 
     @property
     def observation_layout(self) -> ObservationLayout:
         """Layout of one env's observation; `connect` first."""
-        return self._exchange.observation_layout
+        return known(self._roster.terms).observations
 
     @property
     def action_layout(self) -> ActionLayout:
         """Layout of one env's action; `connect` first."""
-        return known(self._roster.action_layout)
+        return known(self._roster.terms).actions
 
     @property
     def announced(self) -> Announced:
         """What the first client said of its envs; `connect` first."""
-        return known(self._roster.announced)
+        return known(self._roster.terms).announced
 
     @property
     def verified(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -23,25 +24,26 @@ from plugrl_bridges.errors import (
 from plugrl_bridges.server import report
 from plugrl_bridges.server.announced import Announced, surfaced_layout
 from plugrl_bridges.server.seats import Brought, Event, Loss, Seat, Stage
-from plugrl_bridges.server.slots import Candidate, Effect, Parked, Seated, SlotTable
+from plugrl_bridges.server.slots import Candidate, SlotTable
 from plugrl_bridges.server.verify import check_spaces
 from plugrl_bridges.spaces import ActionLayout
 from plugrl_bridges.wire.info import own
 from plugrl_bridges.wire.session import LATE_RESET, STEP_DIGEST
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping
 
     from plugrl_bridges.server.hub import Peer
     from plugrl_bridges.server.options import BridgeOptions
     from plugrl_bridges.spaces import ObservationLayout
     from plugrl_bridges.wire.messages import Infer
 
-__all__ = ["Roster", "known"]
+__all__ = ["Roster", "Terms", "known"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+AnError = TypeVar("AnError", bound=PlugRLError)
 
 
 def known(value: T | None) -> T:
@@ -53,6 +55,23 @@ def known(value: T | None) -> T:
     if value is None:
         raise EnvPoisoned("no client has connected yet: call reset() first")
     return value
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the first client decides for all.
+
+    Attributes:
+        num_envs: Number of slots.
+        announced: What it said of its envs.
+        observations: Layout of one env's observation.
+        actions: Layout of one env's action.
+    """
+
+    num_envs: int
+    announced: Announced
+    observations: ObservationLayout
+    actions: ActionLayout
 
 
 class Roster:
@@ -67,6 +86,7 @@ class Roster:
         losses: Those of which the trainer has not been told, or whose slots nobody has taken; in the order they came.
         client_losses: Connections with slots that were lost so far.
         failure: An error that the trainer must hear of, or None.
+        terms: None while no client has come to decide them.
     """
 
     def __init__(self, options: BridgeOptions, offered: Collection[str]) -> None:
@@ -74,12 +94,10 @@ class Roster:
         self.losses: list[Loss] = []
         self.client_losses = 0
         self.failure: PlugRLError | None = None
-        self.announced: Announced | None = None
-        self.observation_layout: ObservationLayout | None = None
-        self.action_layout: ActionLayout | None = None
+        self.terms: Terms | None = None
         self._options = options
         self._offered = offered
-        self._table = SlotTable(options.num_envs)
+        self._table = SlotTable(0)
         self._seats: dict[int, Seat] = {}
         self._candidates: dict[int, Candidate] = {}
         self._warned: set[str] = set()
@@ -88,7 +106,7 @@ class Roster:
     @property
     def num_envs(self) -> int | None:
         """Number of slots, or None while no client has come to decide it."""
-        return self._table.num_envs
+        return self._options.num_envs if self.terms is None else self.terms.num_envs
 
     @property
     def filled(self) -> bool:
@@ -196,15 +214,20 @@ class Roster:
         except PlugRLError as exc:
             self._refusal = time.monotonic(), f"the client at {peer.address} was sent away: {exc}"
             raise
-        n = len(seat.envs)
         self._seats[peer.number] = seat
-        self._candidates[peer.number] = Candidate(peer.number, n, announced.rank, announced.group_num_envs)
+        self._candidates[peer.number] = Candidate(peer.number, len(seat.envs), announced.rank)
         if not (running and announced.unreset):
             self.admit(seat)
 
     def admit(self, seat: Seat) -> None:
         """Let a connection sit, or be a spare."""
-        self._apply(self._table.arrive(self._candidates[seat.peer.number]))
+        candidate = self._candidates[seat.peer.number]
+        self._sit(self._table.arrive(candidate))
+        if not seat.slots:
+            why = self._table.why_spare(candidate)
+            logger.info("%s is a spare: %s", seat.peer.address, why)
+            if not self.filled and candidate.num_envs > self._table.num_envs:
+                self.warn_once(f"{seat.peer.address} cannot be seated: {why}", kind="unseatable")
 
     def prepare(self, seat: Seat) -> None:
         """Keep a connection apart while its envs are reset for the first time; `admit` it then."""
@@ -228,10 +251,7 @@ class Roster:
         Raises:
             RemoteProtocolError: if the observations do not fit the layout [5.2].
         """
-        layout = self.observation_layout
-        if layout is None:
-            raise SpaceError("no client has said what its spaces are")
-        n = len(seat.envs)
+        layout, n = known(self.terms).observations, len(seat.envs)
         observations = layout.allocate(n)
         order = [seat.envs.index(env) for env in infer.env_indices.tolist()]
         layout.read(infer.observation, observations, np.array(order))
@@ -256,23 +276,20 @@ class Roster:
             self.client_losses += 1
             logger.warning("lost the client of slots %s at %s: %s", report.slots_text(seat.slots), peer.address, why)
             self.losses.append(Loss(seat.slots, peer.address, why, peer.last_words(), time.monotonic()))
-        self._apply(self._table.leave(peer.number))
+        self._sit(self._table.leave(peer.number))
         if not self.filled and not self._seats:  # who is gone decides nothing for those who come
-            self._table = SlotTable(self._options.num_envs)
-            self.announced = self.observation_layout = self.action_layout = None
+            self.terms = None
 
     def _check_can_wait(self, seat: Seat) -> None:
         """In NEXT_STEP a slot sits out the step after an end: an infer for several envs cannot be answered for some."""
         if not self._options.autoreset_mode.sits_out or len(seat.envs) == 1:
             return
-        error = RaggedClientError(
+        text = (
             f"[5.3] the client at {seat.peer.address} has {len(seat.envs)} envs on one connection, and "
             "autoreset_mode=NEXT_STEP needs one env per connection, since an env sits out the step after its episode's "
             "end: start the client with as many --num-procs as envs, or use SAME_STEP"
         )
-        if not self.filled:
-            self.failure = error
-        raise error
+        raise self._failing(RaggedClientError(text))
 
     def _check_can_be_verified(self, seat: Seat) -> None:
         if not self._options.verify or STEP_DIGEST in seat.features:
@@ -284,37 +301,37 @@ class Roster:
         if self._options.verify == "warn":
             self.warn_once(f"{text}; its slots are not checked", kind="unverified")
             return
-        error = UnverifiedClientError(f'{text}, or give the bridge verify="warn" to go on without')
+        raise self._failing(UnverifiedClientError(f'{text}, or give the bridge verify="warn" to go on without'))
+
+    def _failing(self, error: AnError) -> AnError:
+        """Let the trainer hear of an error, if it still waits for all its slots; return it."""
         if not self.filled:
             self.failure = error
-        raise error
+        return error
 
     def _agree(self, peer: Peer, announced: Announced, infer: Infer) -> None:
         """Fix the spaces on the first client, and hold later ones to them."""
         try:
-            if self.observation_layout is None or self.action_layout is None:
-                layout = surfaced_layout(self._options, announced.observation_space, infer.observation)
-                action_space = self._options.action_space or announced.action_space
-                if action_space is None:
-                    raise SpaceError("it announces no action space: pass action_space=")
-                action_layout = ActionLayout(action_space)
-                action_layout.stacked(self._options.action_horizon)
-                self._check_fits(announced, layout, action_layout)
-                self._check_reads(announced, layout, infer)
-                self.announced, self.observation_layout, self.action_layout = announced, layout, action_layout
-            else:
-                self._check_fits(announced, self.observation_layout, self.action_layout)
+            terms = self.terms or self._terms_of(announced, infer)
+            surfaced = announced.surfaced(self._options)
+            surfaced.check_against(terms.observations.space, terms.actions.space, self._warn_of_spaces)
+            if self._options.verify and STEP_DIGEST in announced.features:
+                check_spaces(surfaced, terms.observations, terms.actions)
+            if self.terms is None:
+                self._check_reads(announced, terms.observations, infer)
+                self.terms, self._table = terms, SlotTable(terms.num_envs)
         except SpaceError as exc:
-            error = SpaceError(f"the client at {peer.address} does not fit: {exc}")
-            if not self.filled:
-                self.failure = error
-            raise error from exc
+            raise self._failing(SpaceError(f"the client at {peer.address} does not fit: {exc}")) from exc
 
-    def _check_fits(self, announced: Announced, layout: ObservationLayout, action_layout: ActionLayout) -> None:
-        announced = announced.surfaced(self._options)
-        announced.check_against(layout.space, action_layout.space, self._warn_of_spaces)
-        if self._options.verify and STEP_DIGEST in announced.features:
-            check_spaces(announced, layout, action_layout)
+    def _terms_of(self, announced: Announced, infer: Infer) -> Terms:
+        observations = surfaced_layout(self._options, announced.observation_space, infer.observation)
+        action_space = self._options.action_space or announced.action_space
+        if action_space is None:
+            raise SpaceError("it announces no action space: pass action_space=")
+        actions = ActionLayout(action_space)
+        actions.stacked(self._options.action_horizon)
+        offered = max(announced.group_num_envs or 0, len(infer.env_indices))
+        return Terms(self._options.num_envs or offered, announced, observations, actions)
 
     def _check_reads(self, announced: Announced, layout: ObservationLayout, infer: Infer) -> None:
         """Read the first observation before its space is fixed for all clients."""
@@ -327,23 +344,16 @@ class Roster:
             # What the user passed is wrong as likely as the client is: a resync would only be repeated for ever.
             raise SpaceError(f"its observations are not of the observation_space that was given: {exc}") from exc
 
-    def _apply(self, effects: Sequence[Effect]) -> None:
-        """Carry out what the table decided."""
-        for effect in effects:
-            seat = self._seats.get(effect.connection)
-            if seat is None:
-                continue
-            if isinstance(effect, Seated):
-                seat.sit(effect.slots)
-                self.sitting.append(seat)
-                self.sitting.sort(key=lambda each: each.slots)
-                for loss in self.losses:
-                    loss.vacant.difference_update(effect.slots)
-                self._forget_settled()
-                if self.filled and not self.vacancies():
-                    self._refusal = None  # whoever was meant, the slots are taken now
-                logger.info("%s has slots %s", seat.peer.address, report.slots_text(effect.slots))
-            elif isinstance(effect, Parked):
-                logger.info("%s is a spare: %s", seat.peer.address, effect.reason)
-                if not self.filled and len(seat.envs) > (self.num_envs or 0):
-                    self.warn_once(f"{seat.peer.address} cannot be seated: {effect.reason}", kind="unseatable")
+    def _sit(self, seated: Mapping[int, tuple[int, ...]]) -> None:
+        """Let connections have the slots that the table gives them."""
+        for number, slots in seated.items():
+            seat = self._seats[number]
+            seat.sit(slots)
+            self.sitting.append(seat)
+            self.sitting.sort(key=lambda each: each.slots)
+            for loss in self.losses:
+                loss.vacant.difference_update(slots)
+            self._forget_settled()
+            if self.filled and not self.vacancies():
+                self._refusal = None  # whoever was meant, the slots are taken now
+            logger.info("%s has slots %s", seat.peer.address, report.slots_text(slots))

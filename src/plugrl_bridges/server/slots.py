@@ -1,4 +1,4 @@
-"""Own who sits where: the table of slots and the connections that fill them. Pure: it returns effects, performs none.
+"""Own who sits where: the table of slots and the connections that fill them. Pure: it decides, and does nothing.
 
 Knows no sockets, messages or clocks. ``server.roster`` tells it who arrived and who left, under the hub's lock, and
 carries out what it answers.
@@ -7,9 +7,8 @@ carries out what it answers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
-__all__ = ["Candidate", "Effect", "Parked", "Seated", "SlotTable"]
+__all__ = ["Candidate", "SlotTable"]
 
 
 @dataclass(frozen=True)
@@ -20,32 +19,11 @@ class Candidate:
         connection: Its number in the hub.
         num_envs: How many envs it offers; they are seated together or not at all.
         rank: What its client announced, or None; ranked candidates go first, in order.
-        group_num_envs: Envs of the whole client command it belongs to (several processes), or None.
     """
 
     connection: int
     num_envs: int
     rank: int | None = None
-    group_num_envs: int | None = None
-
-
-@dataclass(frozen=True)
-class Seated:
-    """That a connection now fills these slots, its envs in order."""
-
-    connection: int
-    slots: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Parked:
-    """That a connection is a spare for now, and why."""
-
-    connection: int
-    reason: str
-
-
-Effect: TypeAlias = "Seated | Parked"
 
 
 class SlotTable:
@@ -54,11 +32,14 @@ class SlotTable:
     Nobody is seated until the slots can all be filled, so that the order is by rank, then by arrival, whoever came
     first. After that a vacant slot goes to the first spare that fits, at best to the rank that sat there before.
 
+    `arrive` and `leave` return the connections that have slots now and had none before, each with its slots; its envs
+    fill them in order.
+
     Args:
-        num_envs: Number of slots; None takes what the first candidate brings.
+        num_envs: Number of slots.
     """
 
-    def __init__(self, num_envs: int | None = None) -> None:
+    def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
         self.filled = False
         self._seats: dict[int, tuple[Candidate, tuple[int, ...]]] = {}
@@ -79,21 +60,16 @@ class SlotTable:
         """Return a connection's slots; empty if it has none."""
         return self._seats[connection][1] if connection in self._seats else ()
 
-    def arrive(self, candidate: Candidate) -> list[Effect]:
-        """Accept a connection; it is seated, or parked as a spare."""
-        if self.num_envs is None:
-            self.num_envs = max(candidate.group_num_envs or 0, candidate.num_envs)
+    def arrive(self, candidate: Candidate) -> dict[int, tuple[int, ...]]:
+        """Accept a connection; it is seated, or a spare for now."""
         self._spares[candidate.connection] = candidate
-        effects = self._refill() if self.filled else self._fill()
-        if candidate.connection in self._spares:
-            effects.append(Parked(candidate.connection, self._why_parked(candidate)))
-        return effects
+        return self._refill() if self.filled else self._fill()
 
-    def leave(self, connection: int) -> list[Effect]:
+    def leave(self, connection: int) -> dict[int, tuple[int, ...]]:
         """Record that a connection ended; its slots are vacant, and spares that fit move up."""
         self._spares.pop(connection, None)
         if connection not in self._seats:
-            return []
+            return {}
         candidate, slots = self._seats.pop(connection)
         self._vacant.append((candidate.rank, slots))
         return self._refill()
@@ -101,35 +77,34 @@ class SlotTable:
     def _queue(self) -> list[Candidate]:
         return sorted(self._spares.values(), key=lambda c: (c.rank is None, c.rank or 0, c.connection))
 
-    def _fill(self) -> list[Effect]:
-        left = self.num_envs or 0
+    def _fill(self) -> dict[int, tuple[int, ...]]:
+        left = self.num_envs
         chosen = []
         for candidate in self._queue():
             if candidate.num_envs <= left:
                 chosen.append(candidate)
                 left -= candidate.num_envs
         if left:
-            return []
+            return {}
         self.filled = True
-        effects: list[Effect] = []
         at = 0
         for candidate in chosen:
-            effects.append(self._seat(candidate, tuple(range(at, at + candidate.num_envs))))
+            self._seat(candidate, tuple(range(at, at + candidate.num_envs)))
             at += candidate.num_envs
-        return effects
+        return {candidate.connection: self.slots_of(candidate.connection) for candidate in chosen}
 
-    def _seat(self, candidate: Candidate, slots: tuple[int, ...]) -> Seated:
+    def _seat(self, candidate: Candidate, slots: tuple[int, ...]) -> None:
         del self._spares[candidate.connection]
         self._seats[candidate.connection] = (candidate, slots)
-        return Seated(candidate.connection, slots)
 
-    def _refill(self) -> list[Effect]:
-        effects: list[Effect] = []
+    def _refill(self) -> dict[int, tuple[int, ...]]:
+        seated: dict[int, tuple[int, ...]] = {}
         for candidate in self._queue():
             slots = self._place_for(candidate)
             if slots:
-                effects.append(self._seat(candidate, slots))
-        return effects
+                self._seat(candidate, slots)
+                seated[candidate.connection] = slots
+        return seated
 
     def _place_for(self, candidate: Candidate) -> tuple[int, ...]:
         same_size = [place for place in self._vacant if len(place[1]) == candidate.num_envs]
@@ -145,9 +120,10 @@ class SlotTable:
         self._vacant = [(rank, slots) for rank, slots in rest if slots]
         return taken
 
-    def _why_parked(self, candidate: Candidate) -> str:
+    def why_spare(self, candidate: Candidate) -> str:
+        """Return why a connection has no slots."""
         if not self.filled:
-            if candidate.num_envs > (self.num_envs or 0):
+            if candidate.num_envs > self.num_envs:
                 return f"it offers {candidate.num_envs} envs, but there are {self.num_envs} slots"
             return "waiting until all slots can be filled"
         vacant = len(self.vacant)
