@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from plugrl_bridges.server.hub import Peer
+    from plugrl_bridges.server.hub import Hub, Peer
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 3
@@ -230,16 +230,22 @@ def knows_reset(**more: Any) -> dict[str, Any]:
     return {"features": ["seeded-reset", "env-spec"], **more}
 
 
+def hub_of(server: Any) -> Hub:
+    """Return what holds the connections of an env of any adapter, of a `Lockstep` or of a `PolicyServer`."""
+    hub: Hub = getattr(server, "_lockstep", server)._hub
+    return hub
+
+
 def peers(server: Any) -> list[Peer]:
-    """Return the connections of a `Lockstep` or `PolicyServer` that have sent a first message and are not ended."""
-    return [peer for peer in server._hub._peers.values() if peer.spoke and not peer.lost]
+    """Return the connections that have sent a first message and are not ended, in order of arrival."""
+    return [peer for peer in hub_of(server)._peers.values() if peer.spoke and not peer.lost]
 
 
 def resync(server: Any) -> None:
     """End the only connection of a server as a breach of the protocol does; its client comes back."""
-    with server._hub.lock:
+    with hub_of(server).lock:
         [peer] = peers(server)
-        server._hub.end(peer, *RESYNC, "a test")
+        hub_of(server).end(peer, *RESYNC, "a test")
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import pytest
 from plugrl_bridges.errors import ClientLost, ConnectTimeout, EnvFailed, StepTimeout
 from plugrl_bridges.server import hub
 from tests.foreign_client import pack
-from tests.support import ACTIONS, ClientThread, CountingEnv, Proxy, Puppet, peers, resync, wait_until
+from tests.support import ACTIONS, ClientThread, CountingEnv, Proxy, Puppet, hub_of, peers, resync, wait_until
 from tests.transport.ends import Task, frame
 
 if TYPE_CHECKING:
@@ -34,22 +33,19 @@ def act(env: PlugRemoteVecEnv) -> Any:
     return env.step(np.full((env.num_envs, 1), 0.5, np.float32))
 
 
-def pings_sent(env: PlugRemoteVecEnv) -> int:
-    [peer] = peers(env._lockstep)
-    return peer.websocket.bytes_sent
+def wait_for_pings(env: PlugRemoteVecEnv) -> None:
+    """Wait, while nobody steps, until both ends sent pings and read the other's pongs."""
+    [peer] = peers(env)
+    websocket = peer.websocket
+    sent, received = websocket.bytes_sent + 100, websocket.bytes_received + 100  # a ping or a pong has 6 to 14 bytes
+    wait_until(lambda: websocket.bytes_sent > sent and websocket.bytes_received > received)
 
 
-def test_row_01_a_trainer_that_learns_for_long_keeps_its_client(
-    remote: Remote, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hub, "_CHORES_PERIOD_S", 0.02)
-    env = remote(ping_interval=0.05, ping_timeout=0.2, client={"ping_interval": 0.05, "ping_timeout": 0.2})
+def test_row_01_a_trainer_that_learns_for_long_keeps_its_client(remote: Remote) -> None:
+    env = remote(ping_interval=0.02, client={"ping_interval": 0.02})
     env.reset()
     act(env)
-    before, started = pings_sent(env), time.monotonic()
-    wait_until(
-        lambda: pings_sent(env) > before + 100 and time.monotonic() > started + 1.0
-    )  # four times what is allowed
+    wait_for_pings(env)
     observations, _, _, infos = act(env)
     assert np.asarray(observations).tolist() == [[0, 0, 2]]
     assert "client_lost" not in infos[0]
@@ -63,11 +59,10 @@ def test_row_01_a_slow_env_step_keeps_its_connection(remote: Remote) -> None:
             finish.wait(20)
             return super().step(action)
 
-    env = remote(Slow, ping_interval=0.05, ping_timeout=0.1, client={"ping_interval": 0.05, "ping_timeout": 0.1})
+    env = remote(Slow, ping_interval=0.02, client={"ping_interval": 0.02})
     env.reset()
     task = Task(lambda: act(env))
-    before, started = pings_sent(env), time.monotonic()
-    wait_until(lambda: pings_sent(env) > before and time.monotonic() > started + 1.0)
+    wait_for_pings(env)
     finish.set()
     assert task.result()[0].tolist() == [[0, 0, 1]]
     assert env.client_losses == 0
@@ -79,8 +74,8 @@ def test_row_02_a_client_that_closed_shows_in_log_counter_and_infos(
     env = remote()
     env.reset()
     other = ClientThread(lambda: CountingEnv(2), url=env.url)
-    wait_until(lambda: len(peers(env._lockstep)) == 2)
-    peers(env._lockstep)[0].websocket.abort()
+    wait_until(lambda: len(peers(env)) == 2)
+    peers(env)[0].websocket.abort()
     _, rewards, dones, infos = act(env)
     assert (rewards.tolist(), dones.tolist(), infos[0]["client_lost"]) == ([0], [True], True)
     assert env.client_losses == 1
@@ -104,19 +99,15 @@ def test_row_03_a_tunnel_that_eats_pings(make_env: Remote, timeouts: dict[str, A
         assert client.join().reconnects == 0
 
 
-def test_row_04_a_black_holed_peer_is_lost_within_the_set_seconds_on_both_sides(
-    make_env: Remote, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hub, "_CHORES_PERIOD_S", 0.02)
-    env = make_env(num_envs=1, ping_interval=0.1, ping_timeout=0.3)
+def test_row_04_a_black_holed_peer_is_lost_by_its_silence_on_both_sides(make_env: Remote) -> None:
+    env = make_env(num_envs=1, ping_interval=0.1, ping_timeout=2.0)
     with Proxy(env.port) as proxy:
-        client = ClientThread(CountingEnv, url=proxy.url, ping_interval=0.1, ping_timeout=0.3)
+        client = ClientThread(CountingEnv, url=proxy.url, ping_interval=0.1, ping_timeout=2.0)
         env.reset()
         proxy.frozen.set()
-        started = time.monotonic()
+        # Nothing but the ping timeout ends this connection: it stays open, and the step timeout is 20 s away.
         wait_until(lambda: env.client_losses == 1)
         wait_until(lambda: proxy.connections == 2)  # the client noticed too, and dials again
-        assert time.monotonic() - started < 8
         proxy.frozen.clear()
         _, _, _, infos = act(env)
         assert infos[0]["client_lost"]
@@ -131,12 +122,11 @@ def test_row_04_a_peer_that_is_black_holed_in_a_step_is_a_timeout(make_env: Remo
         puppet = Puppet(proxy.url).infer()
         env.reset()
         proxy.frozen.set()
-        started = time.monotonic()
-        with pytest.raises(StepTimeout):
+        with pytest.raises(StepTimeout, match=r"longer than 0\.4 s: 0 of 1 envs answered.*last message: infer"):
             act(env)
-        assert time.monotonic() - started < 5
-        assert puppet.address
-        env._lockstep._hub.close(0.1)
+        assert env.client_losses == 1
+        hub_of(env).close(0.1)
+        puppet.vanish()
 
 
 def test_row_05_after_a_reconnect_the_next_step_works_and_the_episode_goes_on(remote: Remote) -> None:
@@ -144,7 +134,7 @@ def test_row_05_after_a_reconnect_the_next_step_works_and_the_episode_goes_on(re
     env.reset()
     act(env)
     act(env)
-    resync(env._lockstep)
+    resync(env)
     observations, rewards, dones, infos = act(env)
     assert infos[0]["client_lost"]
     assert (rewards.tolist(), dones.tolist()) == ([0], [True])
@@ -191,21 +181,21 @@ def test_row_06_more_clients_than_slots_are_killed_and_new_ones_are_admitted(mak
         flat.append((process.num_fds(), process.memory_info().rss))
     assert max(fds for fds, _ in flat) - min(fds for fds, _ in flat) <= 2
     assert flat[-1][1] - flat[2][1] < 4 << 20
-    assert len(env._lockstep._hub._peers) == 0
+    assert peers(env) == []
 
 
 def test_row_07_a_peer_that_never_speaks(
     remote: Remote, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "plugrl_bridges.server")
-    monkeypatch.setattr(hub, "_HANDSHAKE_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(hub, "_FIRST_MESSAGE_TIMEOUT_S", 0.3)
     env = remote()
     env.reset()
-    with socket.create_connection(("127.0.0.1", env.port), 20) as mute:
+    with monkeypatch.context() as patch, socket.create_connection(("127.0.0.1", env.port), 20) as mute:
+        patch.setattr(hub, "_HANDSHAKE_TIMEOUT_S", 0.1)
         mute.settimeout(20)
         with contextlib.suppress(ConnectionError):
             assert mute.recv(1) == b""
+    monkeypatch.setattr(hub, "_FIRST_MESSAGE_TIMEOUT_S", 0.1)
     assert Puppet(env.url).close_seen() == (None, "")
     assert act(env)[1].tolist() == [1]
     assert caplog.text.count("connected: ") == 1
@@ -222,11 +212,11 @@ def test_row_08_a_timeout_says_who_where_how_many_and_how_long(make_env: Remote)
     env = make_env(num_envs=3, action_space=ACTIONS, timeout=0.3, on_client_loss="raise")
     quick, slow = Puppet(env.url, (1,)).infer(env_spec={"rank": 0}), Puppet(env.url, (2, 3)).infer(env_spec={"rank": 1})
     env.reset()
-    task = Task(lambda: act(env))
+    env.step_async(np.full((3, 1), 0.5, np.float32))
     quick.step()
     slow.action()
     with pytest.raises(StepTimeout) as raised:
-        task.result()
+        env.step_wait()
     for part in (env.url, slow.address, "1 of 3 envs", "slots 1-2", "0.3 s", "last message: infer"):
         assert part in str(raised.value)
 
@@ -271,10 +261,10 @@ def test_row_10_and_11_a_crash_is_an_error_with_slot_and_address_and_the_clients
     env = make_env(num_envs=1, on_client_loss="raise")
     client = ClientThread(Crashing, url=env.url)
     env.reset()
-    [peer] = peers(env._lockstep)
+    address = peers(env)[0].address
     act(env)
     act(env)
-    with pytest.raises(ClientLost, match=rf"slots 0 were at {peer.address}.*1011 'env failed'"):
+    with pytest.raises(ClientLost, match=rf"slots 0 were at {address}.*1011 'env failed'"):
         act(env)
     with pytest.raises(EnvFailed, match="the simulator fell over"):
         client.join()
