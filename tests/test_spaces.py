@@ -504,7 +504,7 @@ class TestActions:
 
     @pytest.mark.parametrize("actions", [[1.5], [1e300], [np.inf]])
     def test_a_discrete_action_is_whole(self, actions: Any) -> None:
-        with pytest.raises(ValueError, match="no whole numbers"):
+        with pytest.raises(ValueError, match="must be whole numbers"):
             ActionLayout(spaces.Discrete(3)).to_wire(actions, 1)
 
     @pytest.mark.parametrize(
@@ -516,7 +516,7 @@ class TestActions:
         assert wire.tolist() == [[[2]]]
 
     def test_a_number_beyond_the_dtype_is_not_wrapped(self) -> None:
-        with pytest.raises(ValueError, match="no whole numbers of int8"):
+        with pytest.raises(ValueError, match="must be whole numbers of int8"):
             ActionLayout(spaces.MultiBinary(2)).to_wire([[300, 0]], 1)
 
     @pytest.mark.parametrize("actions", [[["a", "b"]], [[None, None]], [[1j, 0]]])
