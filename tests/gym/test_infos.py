@@ -12,13 +12,12 @@ from gymnasium.vector import VectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugrl_bridges.gym.columns import Columns
 from plugrl_bridges.gym.infos import InfoDialect, InfoWriter
 from plugrl_bridges.server.autoreset import Autoreset, AutoresetMode
 from plugrl_bridges.server.result import Ended, InfoPart, StepResult
 from plugrl_bridges.spaces import ObservationLayout
 from plugrl_bridges.wire.codec import decode, encode
-from plugrl_bridges.wire.info import batch_infos
+from plugrl_bridges.wire.info import Columns, batch_infos
 from tests.adapters.equality import assert_same
 from tests.support import OBSERVATIONS
 
@@ -80,7 +79,7 @@ def pruned(infos: Info) -> Info:
 def test_columns_are_those_of_gymnasium(infos: list[Info], connections: list[list[int]]) -> None:
     columns = Columns(4)
     for part in parts(infos, connections):
-        columns.add(part)
+        columns.add(part.info, part.slots, part.rows)
     assert_same(pruned(columns.infos), pruned(gymnasiums(infos)))
 
 
@@ -89,7 +88,8 @@ def test_columns_are_those_of_gymnasium(infos: list[Info], connections: list[lis
 def test_columns_of_some_rows_alone(infos: list[Info], rows: set[int]) -> None:
     columns = Columns(3)
     for part in parts(infos, [[0, 2], [1]]):
-        columns.add(part.only(np.isin(np.arange(3), list(rows))))
+        some = part.only(np.isin(np.arange(3), list(rows)))
+        columns.add(some.info, some.slots, some.rows)
     assert_same(pruned(columns.infos), pruned(gymnasiums(infos, sorted(rows))))
 
 
@@ -102,7 +102,7 @@ def test_values_of_different_kinds_under_one_key_are_objects(first: Any, second:
     """Gymnasium would raise, or cut the value; a run of remote envs must not end for an info."""
     columns = Columns(2)
     for part in parts([{"x": first}, {"x": second}], [[0], [1]]):
-        columns.add(part)
+        columns.add(part.info, part.slots, part.rows)
     column = columns.infos["x"]
     assert column.dtype == object
     assert [str(each) for each in column] == [str(first), str(second)]
@@ -112,16 +112,8 @@ def test_values_of_different_kinds_under_one_key_are_objects(first: Any, second:
 def test_numbers_of_different_kinds_under_one_key_are_those_of_the_first() -> None:
     columns = Columns(2)
     for part in parts([{"x": 1.5}, {"x": 2}], [[0], [1]]):
-        columns.add(part)
+        columns.add(part.info, part.slots, part.rows)
     assert_same(columns.infos["x"], np.array([1.5, 2.0]))
-
-
-def test_an_entry_that_is_put() -> None:
-    columns = Columns(3)
-    columns.put(("episode", "r"), np.array([2]), np.array([7.5]))
-    columns.put(("episode", "r"), np.array([0]), np.array([1.5]))
-    assert columns.infos["episode"]["r"].tolist() == [1.5, 0, 7.5]
-    assert columns.infos["_episode"].tolist() == [True, False, True]
 
 
 # Steps and resets ---------------------------------------------------------------------------------------------------

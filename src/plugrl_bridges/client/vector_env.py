@@ -15,19 +15,19 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from plugrl_bridges.client.batch import EnvBatch
-from plugrl_bridges.client.columns import columns_for_wire, merged_columns
 from plugrl_bridges.client.envs import traits_of
 from plugrl_bridges.client.verified import digest_env_in
 from plugrl_bridges.digest.digest import StepDigests
 from plugrl_bridges.errors import FactoryError
 from plugrl_bridges.spaces import ObservationLayout
 from plugrl_bridges.traits import HAS_MODES, Autoreset, autoreset_of, env_name
+from plugrl_bridges.wire.info import columns_for_wire, merged, row_info
 
 if TYPE_CHECKING:
     from plugrl_bridges.spaces import Leaf
     from plugrl_bridges.wire.codec import Array, Value
 
-__all__ = ["VectorBatch", "row_info"]
+__all__ = ["VectorBatch"]
 
 logger = logging.getLogger(__name__)
 
@@ -74,11 +74,11 @@ class VectorBatch(EnvBatch):
             )
         # Gymnasium's own signatures differ between releases, and know no list of seeds.
         self._env: Any = env
+        # What the last step returned is told apart at once: what the steps gave, and what begins.
         self._infos: Mapping[str, Any] = {}
-        self._final_infos: dict[int, Mapping[str, Any]] = {}
+        self._final_infos: Any = None  # of the rows that ended, if the simulator has them apart; else in `_infos`
         self._final = self.layout.allocate(self.num_envs)
-        self._next: list[Array] | None = None
-        self._next_infos: dict[int, Mapping[str, Any]] = {}
+        self._next: list[Array] | None = None  # where all rows stand, if those that ended have begun the next episode
         self._chains: StepDigests | None = None
         if verify:
             actions = ObservationLayout(self.action_layout.space).leaves
@@ -163,9 +163,10 @@ class VectorBatch(EnvBatch):
         self.any_ended = False
         observation: Any = None
         rewards: Any = None
+        infos: Mapping[str, Any] = {}
         with self.blaming("step"):
             for at, taken in enumerate(actions, 1):
-                observation, rewards, terminated, truncated, self._infos = self._env.step(taken.copy())
+                observation, rewards, terminated, truncated, infos = self._env.step(taken.copy())
                 self.rewards += np.asarray(rewards)
                 self.lengths += 1
                 self.terminated[:], self.truncated[:] = terminated, truncated
@@ -176,41 +177,37 @@ class VectorBatch(EnvBatch):
                     self._digest(taken, rewards, self._columns(observation))
             self.steps = int(self.lengths[0]) * len(rows)
             self.observations = self._columns(observation)
-            self._next = None
-            self._final_infos, self._next_infos = {}, {}
+            self._infos = {key: value for key, value in infos.items() if key not in _FINAL_KEYS}
+            self._final_infos = self._next = None
             if self.any_ended:
-                self._part_ended(np.flatnonzero(self.terminated | self.truncated).tolist())
+                self._part_ended(infos)
             self._digest(taken, rewards, self.observations)
 
     def _digest(self, actions: Array, rewards: Any, columns: list[Array]) -> None:  # noqa: ANN401 - the env's own
-        """Take a step into the digests, if they are kept: the action in the dtype of its space, as everything."""
+        """Add a step to the digests, if they are kept: the action in the dtype of its space, as everything."""
         if self._chains is not None:
             actions = actions.astype(self.action_layout.dtype)
             self._chains.step([actions], rewards, self.terminated, self.truncated, columns)
 
-    def _part_ended(self, rows: list[int]) -> None:
+    def _part_ended(self, infos: Mapping[str, Any]) -> None:
         """Tell the terminal observations and infos of ended rows from those of the next episodes."""
         for target, source in zip(self._final, self.observations, strict=True):
             np.copyto(target, source)
         returned, self.observations = self.observations, self._final
         if not self._same_step:
             return
-        self._next = returned
-        final = next((self._infos[key] for key in _FINALS if key in self._infos), None)
+        rows = np.flatnonzero(self.terminated | self.truncated).tolist()
+        final = next((infos[key] for key in _FINALS if key in infos), None)
         if final is None:
             raise KeyError(f'infos of a step that ended rows {rows} hold no "final_obs"')
-        final_infos = self._infos.get("final_info", {})
-        for row in rows:
-            if isinstance(final, (Mapping, tuple)):  # batched as the observations are
-                for leaf, array in zip(self.layout.leaves, self._final, strict=True):
-                    array[row] = _at(final, leaf)[row]
-            else:
+        if isinstance(final, (Mapping, tuple)):  # batched as the observations are
+            for leaf, array in zip(self.layout.leaves, self._final, strict=True):
+                array[rows] = _at(final, leaf)[rows]
+        else:
+            for row in rows:
                 self.layout.store(self._final, row, final[row])
-            self._final_infos[row] = (
-                row_info(final_infos, row) if isinstance(final_infos, Mapping) else final_infos[row] or {}
-            )
-            info = row_info(self._infos, row)
-            self._next_infos[row] = {key: value for key, value in info.items() if key not in _FINAL_KEYS}
+        self._next = returned
+        self._final_infos = infos.get("final_info", {})
 
     def renew(self, ended: Array) -> None:
         """Begin the next episodes: with what the same step brought, or by a masked reset; see `EnvBatch.renew`."""
@@ -222,37 +219,37 @@ class VectorBatch(EnvBatch):
         if self._chains is not None:
             self._chains.reset(self._next, rows)
         self.observations, self._next = self._next, None
-        self.reset_infos.update((row, self._next_infos[row]) for row in rows)
+        self.reset_infos.update((row, row_info(self._infos, row)) for row in rows)
 
     def step_info_of(self, row: int) -> Mapping[str, Any]:
-        """Give the info of a row's last step."""
-        if row in self._final_infos:
-            return self._final_infos[row]
-        return {key: value for key, value in row_info(self._infos, row).items() if key not in _FINAL_KEYS}
+        """Return the info of a row's last step."""
+        final = self._final_infos
+        if final is None or not (self.terminated[row] or self.truncated[row]):
+            return row_info(self._infos, row)
+        return row_info(final, row) if isinstance(final, Mapping) else final[row] or {}
 
     def step_infos(self, rows: Sequence[int]) -> dict[str, Value]:
-        """Give the infos of the rows' last steps; as they stand where they are batched already."""
+        """Return the infos of the rows' last steps; as they stand where they are batched already."""
         with self.blaming("step"):
-            if not self._infos:
+            if not (self._infos or self._final_infos is not None):
                 return {}
             if len(rows) == self.num_envs and (columns := self._step_columns()) is not None:
                 return columns
             return self.batched([self.step_info_of(row) for row in rows])
 
     def _step_columns(self) -> dict[str, Value] | None:
-        """Give the infos of all rows' last steps without looking at any row; None if they are not all plain arrays."""
-        n = self.num_envs
-        own = columns_for_wire({key: value for key, value in self._infos.items() if key not in _FINAL_KEYS}, n)
-        if own is None or not self._final_infos:
+        """Return the infos of the last steps with no look at any row; None if they are not all plain arrays."""
+        n, final = self.num_envs, self._final_infos
+        own = columns_for_wire(self._infos, n)
+        if own is None or final is None:
             return own
-        final = self._infos.get("final_info", {})
         last = columns_for_wire(final, n) if isinstance(final, Mapping) else None
-        ended = np.zeros(n, np.bool_)
-        ended[list(self._final_infos)] = True
-        return None if last is None else merged_columns(own, last, ended)
+        ended = self.terminated | self.truncated
+        going_on, over = np.flatnonzero(~ended), np.flatnonzero(ended)
+        return None if last is None else merged([(own, going_on, going_on), (last, over, over)], n)
 
     def traits(self) -> dict[str, Value]:
-        """Give what is known of the vector env."""
+        """Return what is known of the vector env."""
         return traits_of(self._env)
 
     def close(self) -> None:
@@ -267,28 +264,3 @@ def _at(observation: Value, leaf: Leaf) -> Value:
     for key in leaf.path:
         observation = observation[key]
     return observation
-
-
-def row_info(infos: Mapping[Any, Any], row: int) -> dict[str, Any]:
-    """Give one env's info of a vector env's infos: the keys whose mask, if there is one, holds for this row.
-
-    What has no row of this number, as a scalar or an array without dimensions, is nobody's info and is left out.
-    """
-    info: dict[str, Any] = {}
-    for key, value in infos.items():
-        if isinstance(key, str) and key.startswith("_") and key[1:] in infos:
-            continue
-        mask = infos.get(f"_{key}")
-        if mask is not None and _has_row(mask, row) and not mask[row]:
-            continue
-        if isinstance(value, Mapping):
-            info[key] = row_info(value, row)
-        elif _has_row(value, row):
-            info[key] = value[row]
-    return info
-
-
-def _has_row(value: Value, row: int) -> bool:
-    if isinstance(value, np.ndarray):
-        return value.ndim > 0 and len(value) > row
-    return isinstance(value, (list, tuple)) and len(value) > row

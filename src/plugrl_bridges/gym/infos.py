@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 
-from plugrl_bridges.gym.columns import Columns, wide_enough
+from plugrl_bridges.wire.info import Columns, wide_enough
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from plugrl_bridges.server.autoreset import View
-    from plugrl_bridges.server.result import StepResult
+    from plugrl_bridges.server.result import InfoPart, StepResult
     from plugrl_bridges.spaces import ObservationLayout
     from plugrl_bridges.wire.codec import Array
 
@@ -32,14 +32,14 @@ _RECORD_TYPES = {"r": np.float32, "l": np.int32, "t": np.float32}  # of ``Record
 
 
 class InfoDialect(enum.Enum):
-    """Say in which form vector infos are given."""
+    """The form in which vector infos are given."""
 
     ARRAYS = "1.x"
     LISTS = "0.29"
 
     @classmethod
     def installed(cls) -> InfoDialect:
-        """Give the dialect of the Gymnasium that is installed."""
+        """Return the dialect of the Gymnasium that is installed."""
         return cls.LISTS if gymnasium.__version__.startswith("0.") else cls.ARRAYS
 
 
@@ -78,36 +78,32 @@ class InfoWriter:
             for slot, info in sorted(view.reset_infos.items()):
                 self._list(infos, info, slot)
         else:
-            columns = Columns(self._n)
-            for part in view.reset_parts:
-                columns.add(part)
-            infos = columns.infos
+            infos = self._columns(view.reset_parts).infos
         return self._with_losses(infos, view.step)
 
     # Gymnasium 1.x ------------------------------------------------------------------------------------------------
 
     def _arrays(self, view: View) -> dict[str, Any]:
         step, over = view.step, view.over
-        top = Columns(self._n)
         if view.finals is None:
-            for part in step.info_parts:
-                top.add(part)
+            top = self._columns(step.info_parts)
             self._add_episodes(top, step)
-            for part in view.reset_parts:
-                top.add(part)
-            return top.infos
-        final = Columns(self._n)
-        for part in step.info_parts:
-            final.add(part.only(over))
-            top.add(part.only(~over))
+            return self._columns(view.reset_parts, top).infos
+        final = self._columns([part.only(over) for part in step.info_parts])
         self._add_episodes(final, step)
-        for part in view.reset_parts:
-            top.add(part)
+        top = self._columns([*(part.only(~over) for part in step.info_parts), *view.reset_parts])
         top.infos["final_obs"] = self._final_observations(over, view.finals)
         top.infos["_final_obs"] = over.copy()
         top.infos["final_info"] = final.infos
         top.infos["_final_info"] = over.copy()
         return top.infos
+
+    def _columns(self, parts: Sequence[InfoPart], columns: Columns | None = None) -> Columns:
+        """Return the infos of some messages as columns, added to those that there are."""
+        columns = columns or Columns(self._n)
+        for part in parts:
+            columns.add(part.info, part.slots, part.rows)
+        return columns
 
     def _add_episodes(self, columns: Columns, step: StepResult) -> None:
         if not self._episodes:
@@ -119,9 +115,12 @@ class InfoWriter:
         slots = np.array([slot for slot in step.ended if not brought[slot]], np.int64)
         if len(slots):
             ended = [step.ended[slot] for slot in slots.tolist()]
-            columns.put(("episode", "r"), slots, np.array([each.ret for each in ended]))
-            columns.put(("episode", "l"), slots, np.array([each.length for each in ended], np.int64))
-            columns.put(("episode", "t"), slots, np.array([each.elapsed_s for each in ended]))
+            record = {
+                "r": np.array([each.ret for each in ended]),
+                "l": np.array([each.length for each in ended], np.int64),
+                "t": np.array([each.elapsed_s for each in ended]),
+            }
+            columns.add({"env_episode": record}, slots)
 
     def _final_observations(self, over: Array, finals: Sequence[Array]) -> Array:
         observations = np.full(self._n, None)

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plugrl_bridges.client.columns import columns_for_wire, merged_columns
-from plugrl_bridges.client.vector_env import row_info
-from plugrl_bridges.wire.info import batch_infos, scattered, split_info
+from plugrl_bridges.wire.info import batch_infos, columns_for_wire, merged, row_info, scattered, split_info
 
 N = 4
 
@@ -50,6 +48,11 @@ def test_ended_rows_say_what_the_last_step_said_and_the_others_what_this_one_say
     expected = [row_info(final if ended[row] else own, row) for row in range(N)]
     assert split_info(merged, N) == expected
     assert own["x"].tolist() == [0, 1.5, 3, 4.5]  # what the simulator gave is left alone
+
+
+def merged_columns(own: dict[str, Any], final: dict[str, Any], ended: np.ndarray[Any, Any]) -> dict[str, Any] | None:
+    over, going_on = np.flatnonzero(ended), np.flatnonzero(~ended)
+    return merged([(own, going_on, going_on), (final, over, over)], N)
 
 
 @pytest.mark.parametrize("value", [np.zeros((N, 2)), np.zeros(N, np.int8), {"a": np.zeros(N)}], ids=str)
