@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "server": BELOW_SERVER | {"digest"},
     "client": BELOW_SERVER | {"console", "digest", "place", "traits"},
     # The checkers judge our own transport too, so they stand on another one: the websockets library's.
-    # What a digest is of has one definition, and it is checked by golden vectors.
+    # What a message means, and what a digest is of, has one definition each, which golden vectors check.
     "conformance": frozenset({"console", "digest", "spaces", "wire", "errors"}),
     "ledger": frozenset({"arguments", "console", "digest", "place", "traits", "spaces", "wire", "errors"}),
     "plot": frozenset(),

@@ -1,8 +1,8 @@
 """Grade env clients and training servers of any origin, clause by clause.
 
-``plugrl-conformance`` grades a client, ``plugrl-conformance-server`` a server; both fill a `Report`. They know the
-codec of ``wire``, for digests also ``spaces`` and ``ledger``, and drive the network with the websockets library's own
-server and client, so that they judge this library's transport and sessions as they judge anybody's.
+``plugrl-conformance`` grades a client, ``plugrl-conformance-server`` a server; both fill a `Report`. Messages are read
+by ``wire``, which golden vectors hold to the protocol; the network is driven with the websockets library's own server
+and client, so that this library's transport and sessions are judged as anybody's are.
 """
 
 from __future__ import annotations

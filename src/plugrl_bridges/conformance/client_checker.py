@@ -16,12 +16,12 @@ import logging
 import time
 from typing import TYPE_CHECKING, NoReturn
 
-from plugrl_bridges.conformance.client_checks import STEP_DIGEST, Broken
-from plugrl_bridges.conformance.client_process import ClientProcess
-from plugrl_bridges.conformance.client_server import RESYNC, STOP, Gone, Link, Listener, Stalled
+from plugrl_bridges.conformance.client_checks import Broken
+from plugrl_bridges.conformance.client_server import RESYNC, STOP, ClientProcess, Gone, Link, Listener, Stalled
 from plugrl_bridges.conformance.client_talk import Finished, Hung, Talk
 from plugrl_bridges.conformance.digest_checks import DigestChecks
 from plugrl_bridges.conformance.report import Report
+from plugrl_bridges.wire.session import STEP_DIGEST
 
 if TYPE_CHECKING:
     from plugrl_bridges.conformance.client_options import ClientCheckOptions

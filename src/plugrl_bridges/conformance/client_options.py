@@ -1,4 +1,4 @@
-"""Own what a run of the client checker is told; ``client_cli`` reads it from a command line."""
+"""What a run of the client checker is told; light, since the command's ``--help`` imports it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCENARIOS = ("basic", "resync", "text")
 
 @dataclass(frozen=True)
 class ClientCheckOptions:
-    """Hold what a run is told.
+    """What a run is told.
 
     Attributes:
         client: Shell command that starts the client, once per scenario. ``{host}``, ``{port}`` and ``{url}`` are

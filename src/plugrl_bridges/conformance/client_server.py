@@ -1,7 +1,8 @@
-"""Own the server that a client under test connects to, on the websockets library's own server.
+"""The client under test as a process, and the server that it connects to, on the websockets library's own server.
 
-A `Listener` accepts; each connection is a `Link`, whose messages the checker's thread reads and writes one by one.
-``client_checker`` is the caller, and knows what the messages mean.
+A `Listener` accepts; each connection is a `Link`, whose messages the checker's thread reads and writes one by one. A
+`ClientProcess` is a shell command; it may start several processes, which are ended as a group. ``client_checker`` is
+the caller, and knows what the messages mean.
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import os
 import queue
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -24,13 +29,15 @@ if TYPE_CHECKING:
 
     from websockets.sync.server import ServerConnection
 
-__all__ = ["RESYNC", "STOP", "Gone", "Link", "Listener", "Stalled"]
+__all__ = ["RESYNC", "STOP", "ClientProcess", "Gone", "Link", "Listener", "Stalled"]
 
 # Spelt out anew: with the names of the code that is judged, a misspelling would go unseen.
 STOP = "plugrl-server-stop"
 RESYNC = "plugrl-server-resync"
 _GOING_AWAY = 1001
-_TICK_S = 0.05
+_ARRIVAL_TICK_S = 0.05
+_EXIT_TICK_S = 0.02
+_GRACE_S = 1.0
 _OPEN_TIMEOUT_S = 10.0
 """At most so long a handshake may take; the end of the check has to wait for it."""
 
@@ -223,7 +230,89 @@ class Listener:
         while True:
             over = given_up() or time.monotonic() >= deadline
             try:
-                return self._arrivals.get(not over, _TICK_S)
+                return self._arrivals.get(not over, _ARRIVAL_TICK_S)
             except queue.Empty:
                 if over:
                     return None
+
+
+class ClientProcess:
+    """Run a shell command until it ends or the context does. What it prints goes to stderr.
+
+    Args:
+        command: For the shell.
+    """
+
+    def __init__(self, command: str) -> None:
+        # Own group: what the shell starts can then be ended with it, and a Ctrl-C here does not reach it unawares.
+        self._posix = os.name == "posix"
+        self._process = subprocess.Popen(  # noqa: S602 - a shell command is what the user gave
+            command,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            start_new_session=self._posix,
+            creationflags=0 if self._posix else getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+        self._swept = False
+
+    def __enter__(self) -> ClientProcess:  # noqa: PYI034 - Self came with Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    @property
+    def pid(self) -> int:
+        """Number of the process, and on POSIX of its group."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether the command has ended by itself, or was ended."""
+        if self._process.returncode is not None:
+            return True
+        if hasattr(os, "waitid"):
+            # Looks without reaping: as long as nobody has reaped it, its number is nobody else's.
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return self._process.poll() is not None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the command to end; give whether it did."""
+        deadline = time.monotonic() + timeout_s
+        while not self.ended:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_EXIT_TICK_S)
+        return True
+
+    @property
+    def status(self) -> int:
+        """Exit status of an ended command; -N if signal N ended it."""
+        self.kill()
+        return self._process.wait()
+
+    def kill(self) -> None:
+        """End whatever of it still runs: first with a request, then by force."""
+        if self._swept:
+            return
+        if not self.ended:
+            self._signal(signal.SIGTERM)
+            self.wait(_GRACE_S)
+        # The command is over or deaf; what it started and did not wait for goes with it.
+        self._signal(getattr(signal, "SIGKILL", signal.SIGTERM))
+        self._process.wait()
+        self._swept = True
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._posix:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+        elif sys.platform == "win32" and self._process.poll() is None:
+            subprocess.run(  # noqa: S603 - a number of ours
+                ["taskkill", "/F", "/T", "/PID", str(self.pid)],  # noqa: S607 - Windows' own, found as everyone does
+                check=False,
+                capture_output=True,
+            )

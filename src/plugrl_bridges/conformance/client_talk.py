@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from plugrl_bridges import __version__
-from plugrl_bridges.conformance.client_checks import ENV_SPEC, REUSE, STEP_DIGEST, Broken, MessageChecks
+from plugrl_bridges.conformance.client_checks import Broken, MessageChecks
 from plugrl_bridges.conformance.client_server import Gone, Stalled
 from plugrl_bridges.conformance.digest_checks import DigestChecks
 from plugrl_bridges.conformance.probe_checks import ProbeModel, probe_actions
 from plugrl_bridges.wire.codec import encode
+from plugrl_bridges.wire.messages import Infer
+from plugrl_bridges.wire.session import ENV_SPEC, REUSE_FEEDBACK_OBS, STEP_DIGEST
 
 if TYPE_CHECKING:
     from plugrl_bridges.conformance.client_options import ClientCheckOptions
@@ -159,21 +161,16 @@ class Talk:
     def end(self) -> None:
         """Look back on what the client made of the offered features."""
         checks = self._checks
-        if REUSE in self._options.features and checks.chances:
-            if checks.marks:
-                self._report.passed("10.1", f"{REUSE} was offered and used")
-            else:
-                self._report.note("10.1", f"{REUSE} was offered and not used: each observation travels twice")
-        if ENV_SPEC in self._options.features:
-            if checks.announced:
-                self._report.passed("env-spec", f"{ENV_SPEC} was offered and used")
-            else:
-                self._report.note("env-spec", f"{ENV_SPEC} was offered and not used: the trainer must be told spaces")
-        if STEP_DIGEST in self._options.features:
-            if self._digests.announced:
-                self._report.passed(STEP_DIGEST, f"{STEP_DIGEST} was offered and used")
-            else:
-                self._report.note(STEP_DIGEST, f"{STEP_DIGEST} was offered and not used: a trainer cannot verify steps")
+        for name, possible, used, cost in (
+            (REUSE_FEEDBACK_OBS, checks.chances, checks.marks, "each observation travels twice"),
+            (ENV_SPEC, True, checks.announced, "the trainer must be told spaces"),
+            (STEP_DIGEST, True, self._digests.announced, "a trainer cannot verify steps"),
+        ):
+            clause = "10.1" if name == REUSE_FEEDBACK_OBS else name
+            if used:
+                self._report.passed(clause, f"{name} was offered and used")
+            elif name in self._options.features and possible:
+                self._report.note(clause, f"{name} was offered and not used: {cost}")
 
     def _receive(self, due: str) -> None:
         while True:
@@ -184,7 +181,8 @@ class Talk:
             if data is None:
                 self._report.violation("4.2", f"no {due} came within {self._options.timeout_s:g} s")
                 raise Hung
-            kind, message = self._checks.kind_of(data)
+            message = self._checks.parsed(data)
+            kind = "infer" if isinstance(message, Infer) else "feedback"
             self._messages += 1
             if self._messages > 1 or not self._reconnected or self._starts_anew(kind):
                 break
@@ -192,15 +190,15 @@ class Talk:
             kind == due, "4.2", "infer, action and feedback alternate strictly", f"expected {due}, got {kind}"
         ):
             raise Broken
-        if kind == "infer":
+        if isinstance(message, Infer):
             asked = self._checks.infer(message)
-            self._digests.infer(message, asked)
+            self._digests.infer(asked)
             self._envs = asked.envs
             if self._model is not None:
                 self._model.infer(asked)
         else:
             told = self._checks.feedback(message)
-            self._digests.feedback(message, told)
+            self._digests.feedback(told)
             if self._model is not None:
                 self._model.feedback(told)
 

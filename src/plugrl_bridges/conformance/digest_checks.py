@@ -16,18 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plugrl_bridges.conformance.client_checks import STEP_DIGEST
-from plugrl_bridges.conformance.digest_rows import DigestRow, DigestSpaces
-from plugrl_bridges.digest.digest import MULTIPLIER
+from plugrl_bridges.conformance.client_checks import without_clause
+from plugrl_bridges.digest.digest import MULTIPLIER, RESET, TERMINATED, TRUNCATED, EnvDigest
+from plugrl_bridges.digest.locating import locate
 from plugrl_bridges.errors import RemoteProtocolError, SpaceError
-from plugrl_bridges.wire.observation import parse_observation
+from plugrl_bridges.spaces import ActionLayout, ObservationLayout, space_from_wire
+from plugrl_bridges.wire.session import STEP_DIGEST
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from plugrl_bridges.conformance.client_checks import FeedbackView, InferView
+    from plugrl_bridges.conformance.client_checks import Asked, Told
     from plugrl_bridges.conformance.report import Report
     from plugrl_bridges.wire.codec import Array, Value
+    from plugrl_bridges.wire.messages import Feedback, Infer
+    from plugrl_bridges.wire.observation import Observation
 
 __all__ = ["DigestChecks"]
 
@@ -53,6 +56,96 @@ class _Chain:
     ended: bool = False
 
 
+class _Spaces:
+    """Hold the spaces that a client announced.
+
+    Args:
+        observation: As in its env_spec.
+        action: As in its env_spec.
+
+    Raises:
+        RemoteProtocolError: if one of them describes no space [env-spec].
+        SpaceError: for a space of which nothing can travel.
+    """
+
+    def __init__(self, observation: Value, action: Value) -> None:
+        self.observations = ObservationLayout(space_from_wire(observation))
+        self._actions = ActionLayout(space_from_wire(action))
+        self.action_leaf = ObservationLayout(self._actions.space).leaves[0]
+        self.digest = EnvDigest([self.action_leaf], self.observations.leaves)
+
+    def actions(self, action: Array) -> Array | None:
+        """Give the first step of a chunk ``[H, n, d]`` as ``[n, *shape]``; None if it does not fit the space."""
+        try:
+            first = self._actions.from_wire(action)[0]
+        except RemoteProtocolError:
+            return None
+        with np.errstate(over="ignore", invalid="ignore"):
+            taken: Array = first.astype(self.action_leaf.dtype)
+        return taken
+
+    def read(self, observation: Observation, n: int) -> list[Array]:
+        """Give one array ``[n, *shape]`` per entry.
+
+        Raises:
+            RemoteProtocolError: if they are not of the space [5.2].
+        """
+        arrays = self.observations.allocate(n)
+        if n:  # else all are marked reuse: there is nothing to read
+            self.observations.read(observation, arrays, slice(None))
+        return arrays
+
+
+class _Row:
+    """Own the digest of one step, or of a reset.
+
+    Args:
+        spaces: What the values are of.
+        observation: Per entry its value.
+        action: Of the step; None for a reset.
+        reward: Of the step.
+        flags: 1 for terminated, 2 for truncated, 4 for a reset.
+    """
+
+    def __init__(
+        self,
+        spaces: _Spaces,
+        observation: Sequence[Array],
+        *,
+        action: Array | None = None,
+        reward: float = 0.0,
+        flags: int = RESET,
+    ) -> None:
+        leaf, digest = spaces.action_leaf, spaces.digest
+        self._spaces = spaces
+        self._observation = observation
+        self._action = np.zeros(leaf.shape, leaf.dtype) if action is None else action
+        self._reward = reward
+        self._flags = flags
+        if action is None:
+            self.sum = digest.reset(observation)
+            """What it adds to a chain: the sum of its words, each times its key."""
+        else:
+            digest.value = 0
+            digest.take([action])
+            self.sum = digest.give(reward, bool(flags & TERMINATED), bool(flags & TRUNCATED), observation)
+
+    def difference(self, theirs: int, ours: int) -> str:
+        """Say which value makes two digests differ; or that it is no single one."""
+        leaves = self._spaces.observations.leaves
+        found = locate(
+            theirs - ours,
+            flags=self._flags,
+            reward=self._reward,
+            actions=[("action", self._spaces.action_leaf, self._action)],
+            observations=[(leaf.name, leaf, value) for leaf, value in zip(leaves, self._observation, strict=True)],
+        )
+        if found is None:
+            return ": several values differ, or the digest is made in another way"
+        what = f"observation {found.cell}" if found.field == "obs" else found.cell
+        return f": {what} is {found.ours} on the wire and {found.theirs} in the digest"
+
+
 @dataclass
 class _Connection:
     """Hold what holds on one connection.
@@ -66,7 +159,7 @@ class _Connection:
 
     fresh: bool = True
     announced: bool | None = None
-    spaces: DigestSpaces | None = None
+    spaces: _Spaces | None = None
     unit: str = "step"
 
 
@@ -109,23 +202,24 @@ class DigestChecks:
             chain = self._chains.setdefault(env, _Chain([]))
             chain.holds, chain.action = True, None if first is None else first[at, ...]
 
-    def infer(self, message: dict[Any, Value], view: InferView) -> None:
+    def infer(self, asked: Asked) -> None:
         """Check the digests of an infer: each chain as it stands, after a reset that of the reset."""
         if not self._offered:
             return
+        message = asked.message
         if self._now.announced is None:
-            self._announce(message.get("env_spec"))
+            self._announce(message.env_spec or {})
         if not self._due(message, "infer"):
             return
         spaces = self._now.spaces
-        sent = None if view.states is None else self._observations(message.get("data"), len(view.rows), "infer")
-        for at, env in enumerate(view.envs):
+        sent = self._observations(message.observation, len(asked.rows), "infer")
+        for at, env in enumerate(asked.envs):
             known = env in self._chains
             chain = self._chains.setdefault(env, _Chain([]))
             row = None
-            if sent is not None and spaces is not None and env in view.rows:
-                row = DigestRow(spaces, [array[view.rows[env], ...] for array in sent])
-            theirs = None if view.digest is None else int(view.digest[at])
+            if sent is not None and spaces is not None and env in asked.rows:
+                row = _Row(spaces, [array[asked.rows[env], ...] for array in sent])
+            theirs = None if message.digest is None else int(message.digest[at])
             if chain.holds or not (known or self._now.fresh):
                 self._take_over(chain, theirs, row)
             elif chain.ended or not known:
@@ -133,59 +227,49 @@ class DigestChecks:
                 self._compare(env, chain, theirs, row, "infer")
             else:
                 self._stands(env, chain, theirs)
-                self._check_step_id(env, chain, message.get("step_ids"), at)
+                if chain.step and not message.step_ids[at]:  # no step since the reset, it says
+                    self._report.violation(
+                        STEP_DIGEST,
+                        f"infer: step_ids says that env {env} took no step since its reset, but it has fed back "
+                        f"{chain.step}",
+                    )
             chain.holds = chain.ended = False
 
-    def _check_step_id(self, env: int, chain: _Chain, step_ids: Value, at: int) -> None:
-        """Hold a step id of 0 to its meaning here: no step since the reset."""
-        if chain.step and isinstance(step_ids, np.ndarray) and step_ids.shape > (at,) and not step_ids[at]:
-            self._report.violation(
-                STEP_DIGEST,
-                f"infer: step_ids says that env {env} took no step since its reset, but it has fed back {chain.step}",
-            )
-
-    def feedback(self, message: dict[Any, Value], view: FeedbackView) -> None:
+    def feedback(self, told: Told) -> None:
         """Check the digests of a feedback: each chain after the step reported."""
+        message = told.message
         if not self._offered or not self._due(message, "feedback"):
             return
-        data = message.get("data")
-        obs = data.get("obs") if isinstance(data, dict) else None
-        told = None if view.states is None else self._observations(obs, len(view.rows), "feedback")
-        if view.rewards is not None and view.rewards.dtype.itemsize < 4:
+        observed = self._observations(message.observation, len(told.rows), "feedback")
+        if message.rewards.dtype.itemsize < 4:
             self._report.violation(
                 STEP_DIGEST,
-                f"feedback: rewards must be <f8 or <f4 where digests are sent, got {view.rewards.dtype.str}",
+                f"feedback: rewards must be <f8 or <f4 where digests are sent, got {message.rewards.dtype.str}",
             )
-        for env in view.envs:
-            chain, at = self._chains.setdefault(env, _Chain([])), view.rows[env]
+        for env in told.envs:
+            chain, at = self._chains.setdefault(env, _Chain([])), told.rows[env]
             chain.step += 1
-            theirs = None if view.digest is None else int(view.digest[at])
-            self._compare(env, chain, theirs, self._step(view, at, chain.action, told), "feedback")
-            chain.ended = any(flags is not None and bool(flags[at]) for flags in (view.terminated, view.truncated))
+            theirs = None if message.digest is None else int(message.digest[at])
+            self._compare(env, chain, theirs, self._step(message, at, chain.action, observed), "feedback")
+            chain.ended = told.ended(env)
             chain.holds, chain.action = False, None
 
-    def _step(
-        self, view: FeedbackView, at: int, action: Array | None, told: Sequence[Array] | None
-    ) -> DigestRow | None:
-        """Give the row of one env's step; None if something of it is not known."""
-        spaces, rewards, terminated, truncated = self._now.spaces, view.rewards, view.terminated, view.truncated
-        if spaces is None or action is None or told is None:
+    def _step(self, message: Feedback, at: int, action: Array | None, observed: Sequence[Array] | None) -> _Row | None:
+        """Return the row of one env's step; None if something of it is not known."""
+        if self._now.spaces is None or action is None or observed is None:
             return None
-        if rewards is None or terminated is None or truncated is None:
-            return None
-        return DigestRow(
-            spaces,
-            [array[at, ...] for array in told],
+        return _Row(
+            self._now.spaces,
+            [array[at, ...] for array in observed],
             action=action,
-            reward=float(rewards[at]),
-            flags=int(terminated[at]) + 2 * int(truncated[at]),
+            reward=float(message.rewards[at]),
+            flags=int(message.terminated[at]) + 2 * int(message.truncated[at]),
         )
 
     # Who must send them ----------------------------------------------------------------------------------------------
 
-    def _announce(self, spec: Value) -> None:
+    def _announce(self, spec: Mapping[Any, Value]) -> None:
         """Read what the first infer of a connection says."""
-        spec = spec if isinstance(spec, dict) else {}
         features = spec.get("features")
         self._now.announced = isinstance(features, list) and STEP_DIGEST in features
         if not self._now.announced:
@@ -199,15 +283,15 @@ class DigestChecks:
             )
             return
         try:
-            self._now.spaces = DigestSpaces(observation, action)
+            self._now.spaces = _Spaces(observation, action)
         except RemoteProtocolError as exc:
-            self._report.violation(exc.clause or "env-spec", f"infer: {str(exc).removeprefix(f'[{exc.clause}] ')}")
+            self._report.violation(exc.clause or "env-spec", f"infer: {without_clause(exc)}")
         except SpaceError as exc:
             self._report.violation("env-spec", f"infer: env_spec: {exc}")
 
-    def _due(self, message: dict[Any, Value], kind: str) -> bool:
+    def _due(self, message: Infer | Feedback, kind: str) -> bool:
         """Check that digests are there, or are not; say whether they are due."""
-        there = message.get("digest") is not None
+        there = message.digest is not None
         if self.announced and not there:
             self._report.violation(STEP_DIGEST, f"{kind}: no digest, but the env_spec announces {STEP_DIGEST}")
         elif there and not self.announced:
@@ -218,24 +302,20 @@ class DigestChecks:
             self._report.passed(STEP_DIGEST, "a client that announces digests sends them with every message")
         return self.announced
 
-    def _observations(self, value: Value, n: int, kind: str) -> list[Array] | None:
-        """Give the observations as arrays of the announced space; None if there is none, or they are none of it."""
+    def _observations(self, observation: Observation, n: int, kind: str) -> list[Array] | None:
+        """Return the observations as arrays of the announced space; None if there is none, or they are none of it."""
         if self._now.spaces is None:
             return None
         try:
-            observation = parse_observation(value, n, kind, "5.2")
-        except RemoteProtocolError:
-            return None  # in the report already
-        try:
             return self._now.spaces.read(observation, n)
         except RemoteProtocolError as exc:
-            detail = str(exc).removeprefix(f"[{exc.clause}] ")
-            self._report.violation(exc.clause or "5.2", f"{kind}: {detail}, by the observation_space of the env_spec")
+            detail = f"{kind}: {without_clause(exc)}, by the observation_space of the env_spec"
+            self._report.violation(exc.clause or "5.2", detail)
             return None
 
     # What they are of ------------------------------------------------------------------------------------------------
 
-    def _take_over(self, chain: _Chain, theirs: int | None, row: DigestRow | None) -> None:
+    def _take_over(self, chain: _Chain, theirs: int | None, row: _Row | None) -> None:
         """Take the client's word: nobody knows whether a lost action was taken, and what it brought."""
         if theirs is not None and row is not None and row.sum == theirs:
             chain.step = 0
@@ -254,7 +334,7 @@ class DigestChecks:
             self._differs("infer", env, chain, f"{_pair(theirs, chain.bases[0])}, that of the last feedback")
             chain.bases = [theirs, chain.bases[0]]
 
-    def _compare(self, env: int, chain: _Chain, theirs: int | None, row: DigestRow | None, kind: str) -> None:
+    def _compare(self, env: int, chain: _Chain, theirs: int | None, row: _Row | None, kind: str) -> None:
         """Check a chain after a reset or a step; without a row to make the digest of, it is taken over."""
         reset = kind == "infer"
         if row is None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from plugrl_bridges.conformance.client_checks import FeedbackView, InferView
+    from plugrl_bridges.conformance.client_checks import Asked, Told
     from plugrl_bridges.conformance.report import Report
     from plugrl_bridges.wire.codec import Array
 
@@ -99,15 +99,16 @@ class ProbeModel:
         self._over: set[int] = set()
         self._chunks: dict[int, Array] = {}
 
-    def infer(self, view: InferView) -> None:
+    def infer(self, asked: Asked) -> None:
         """Compare what the envs observe now with what they must."""
-        for env in view.envs:
+        states = asked.message.observation.states
+        for env in asked.envs:
             last = self._fed_back.pop(env, None)
             over = env in self._over
             self._over.discard(env)
-            state = self._now.get(env) if env in view.reused else self._state(view.states, view.rows[env])
+            state = self._now.get(env) if env in asked.reused else self._state(states, asked.rows[env])
             self._now.pop(env, None)
-            if state is None or (over and env in view.reused):
+            if state is None or (over and env in asked.reused):
                 continue  # nothing to go by, or an illegal mark, which is another clause's concern
             if over:
                 self._check(
@@ -116,7 +117,7 @@ class ProbeModel:
                     "after a terminal step, the infer carries the first observation of a new episode",
                     f"infer: the episode of env {env} had ended, but it is at t = {state.t}, expected t = 0 and a = 0",
                 )
-            elif last is not None and env not in view.reused:
+            elif last is not None and env not in asked.reused:
                 self._check(
                     state.same(last),
                     "5.2",
@@ -132,10 +133,10 @@ class ProbeModel:
         for at, env in enumerate(envs):
             self._chunks[env] = action[:, at]
 
-    def feedback(self, view: FeedbackView) -> None:
+    def feedback(self, told: Told) -> None:
         """Work out what the client did with its chunks."""
-        for env in view.envs:
-            row = self._row(view, env)
+        for env in told.envs:
+            row = self._row(told, env)
             if row is None:
                 self._now.pop(env, None)
                 continue
@@ -150,15 +151,14 @@ class ProbeModel:
                 # Nothing that follows is held against the client a second time.
                 self._now.pop(env, None)
 
-    def _row(self, view: FeedbackView, env: int) -> _Row | None:
-        at = view.rows[env]
-        before, chunk, after = self._now.get(env), self._chunks.pop(env, None), self._state(view.states, at)
+    def _row(self, told: Told, env: int) -> _Row | None:
+        message, at = told.message, told.rows[env]
+        before, chunk = self._now.get(env), self._chunks.pop(env, None)
+        after = self._state(message.observation.states, at)
         if before is None or chunk is None or after is None:
             return None
-        if view.rewards is None or view.terminated is None or view.truncated is None:
-            return None
-        flags = bool(view.terminated[at]), bool(view.truncated[at])
-        return _Row(env, before, chunk, after, float(view.rewards[at]), *flags)
+        flags = bool(message.terminated[at]), bool(message.truncated[at])
+        return _Row(env, before, chunk, after, float(message.rewards[at]), *flags)
 
     def _judge(self, row: _Row) -> bool:
         """Judge one chunk; give whether all is as it must be."""
@@ -227,10 +227,8 @@ class ProbeModel:
             f"{row.truncated}; expected {due}, False: its episodes terminate at t = {probe_length(row.env)}",
         )
 
-    def _state(self, states: dict[str, Array] | None, row: int) -> _State | None:
+    def _state(self, states: Mapping[str, Array], row: int) -> _State | None:
         """Read the two states of one row; None if they are not those of the probe environment."""
-        if states is None:
-            return None
         t, a = states.get("t"), states.get("a")
         fits = (
             t is not None
