@@ -9,7 +9,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any
 
@@ -335,17 +334,8 @@ def test_no_child_outlives_a_killed_parent(home: Path) -> None:
     assert codes == [1000, 1000]
 
 
-def test_help_is_quick() -> None:
-    def best(*command: str) -> float:
-        times = []
-        for _ in range(3):
-            since = time.perf_counter()
-            subprocess.run(command, check=True, capture_output=True, timeout=60)
-            times.append(time.perf_counter() - since)
-        return min(times)
-
-    assert best(*COMMAND, "--help") < 2 * best(sys.executable, "-c", "import gymnasium")
-    heavy = ("websockets", "plugrl_bridges.transport", "plugrl_bridges.client.env_client")
+def test_help_imports_nothing_heavy() -> None:
+    heavy = ("websockets", "torch", "plugrl_bridges.transport", "plugrl_bridges.client.env_client")
     code = f"import sys, plugrl_bridges.client.cli; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]"

@@ -342,12 +342,12 @@ def test_a_loss_of_one_whose_episode_waits_while_others_are_reset(
 @each_mode
 def test_nobody_comes_in_time(start: Callable[..., Run], mode: AutoresetMode) -> None:
     run = start(mode, timeout=0.4)
-    task = run.stepping()
+    run.env.step_async(np.full((2, 1), 0.5, np.float32))
     run.first.action()
     run.first.vanish()
     run.second.step()
     with pytest.raises(ClientLost, match=rf"slots 0 were at {run.first.address}.*plugrl-env-client"):
-        task.result()
+        run.env.step_wait()
     with pytest.raises(EnvPoisoned, match="ClientLost"):
         run.env.reset()
 

@@ -213,7 +213,9 @@ def test_keys_choose_from_an_announced_space_too(keys: dict[str, str], kind: str
 
 
 def test_clients_that_do_not_fit_a_given_space_show_in_the_error() -> None:
-    env = PlugRLVecEnv(num_envs=1, port=0, observation_space=ACTION_SPACE, action_space=ACTION_SPACE, connect_timeout=1)
+    env = PlugRLVecEnv(
+        num_envs=1, port=0, observation_space=ACTION_SPACE, action_space=ACTION_SPACE, connect_timeout=20
+    )
     puppet = Puppet(env.url).infer()
     with pytest.raises(
         SpaceError, match=rf"{puppet.address} does not fit: .*\[5\.2\].*has shape \[3\], expected \[1\]"

@@ -426,29 +426,27 @@ def test_a_trainer_that_never_pauses_still_admits_newcomers(run: Run) -> None:
 
 
 def test_a_waiting_client_that_answers_pings_is_kept_through_minutes_of_learning(make_bridge: MakeBridge) -> None:
-    env = make_bridge(num_envs=1, ping_interval=0.05, ping_timeout=0.3)
+    env = make_bridge(num_envs=1, ping_interval=0.05)
     puppet = Puppet(env.url).infer()
     env.reset()
     [peer] = peers(env)
     received = peer.websocket.bytes_received
-    wait_until(lambda: peer.websocket.bytes_received > received + 20 * 6)  # twenty pongs: more than a second
+    wait_until(lambda: peer.websocket.bytes_received > received + 20 * 6)  # twenty pongs
     env.send(np.zeros((1, 1), np.float32))
     task = Task(env.wait)
     puppet.step(3.0)
     assert task.result().rewards.tolist() == [3]
 
 
-def test_a_waiting_client_that_answers_no_ping_is_lost_within_interval_and_timeout(
+def test_a_waiting_client_that_answers_no_ping_is_lost(
     make_bridge: MakeBridge, caplog: pytest.LogCaptureFixture
 ) -> None:
-    env = make_bridge(num_envs=1, ping_interval=0.1, ping_timeout=0.2)
+    env = make_bridge(num_envs=1, ping_interval=0.1, ping_timeout=2.0)
     with Proxy(env.port) as proxy:
         Puppet(proxy.url).infer()
         env.reset()
-        started = time.monotonic()
         proxy.frozen.set()
         wait_until(lambda: env.client_losses == 1)
-        assert time.monotonic() - started < 5
     assert "did not send an answer to a ping in time" in caplog.text
 
 
@@ -471,16 +469,17 @@ def test_without_pings_a_silent_client_is_kept(make_bridge: MakeBridge) -> None:
 
 
 def test_a_client_that_computes_a_step_need_not_answer_pings(make_bridge: MakeBridge) -> None:
-    env = make_bridge(num_envs=1, ping_interval=0.02, ping_timeout=0.02)
+    env = make_bridge(num_envs=1, ping_interval=0.02)
     with Proxy(env.port, eat_pings=True) as proxy:
         puppet = Puppet(proxy.url).infer()
         env.reset()
         env.send(np.zeros((1, 1), np.float32))
-        task = Task(env.wait)
         puppet.action()
         wait_until(lambda: proxy.eaten > 4)
+        with env._hub.lock:
+            env._hub._chores(time.monotonic() + 1000)  # far beyond the ping timeout
         puppet.feed_back(2.0).infer()
-        assert task.result().rewards.tolist() == [2]
+        assert env.wait().rewards.tolist() == [2]
 
 
 def test_a_pause_of_this_process_is_not_the_silence_of_a_client(run: Run) -> None:
@@ -515,7 +514,7 @@ def test_close_is_bounded_whatever_a_client_does(make_bridge: MakeBridge, kind: 
         wait_until(lambda: len(env._hub._peers) == 1)
         started = time.monotonic()
         env._hub.close(0.3)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 20
         assert env._hub._peers == {}
     env.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from plugrl_bridges.errors import (
 )
 from plugrl_bridges.server import exchange
 from plugrl_bridges.server.episode_log import EpisodeLog
-from tests.support import RESYNC, STOP, Puppet, knows_reset, observe, wait_for_log, wait_until
+from tests.support import RESYNC, STOP, Puppet, knows_reset, observe, peers, wait_for_log, wait_until
 from tests.transport.ends import Task
 
 if TYPE_CHECKING:
@@ -89,7 +88,8 @@ def test_a_wait_for_clients_is_a_warning_repeated_at_growing_intervals(
     env = make_bridge(num_envs=1, connect_timeout=1.0)
     with pytest.raises(ConnectTimeout):
         env.connect()
-    assert caplog.text.count("waiting for env clients at") == 4  # at 0.1, 0.2, 0.4 and 0.8 s
+    # At 0.1, 0.2, 0.4 and 0.8 s; a machine that stands still meanwhile may pass over some, and none comes twice.
+    assert 2 <= caplog.text.count("waiting for env clients at") <= 4
 
 
 def test_a_client_whose_spaces_do_not_fit_is_an_error_while_slots_are_open(make_bridge: MakeBridge) -> None:
@@ -238,7 +238,7 @@ def test_a_chunk_travels_time_first_and_its_length_is_the_clients(make_bridge: M
 
 
 def test_a_client_with_ragged_chunks_is_refused_at_once_with_what_to_do(make_bridge: MakeBridge) -> None:
-    env = make_bridge(num_envs=2, action_horizon=4)
+    env = make_bridge(num_envs=2, action_horizon=4, timeout=1000)
     puppet = Puppet(env.url, (1, 2)).infer()
     env.reset()
     env.send(np.zeros((2, 4, 1), np.float32))
@@ -250,10 +250,8 @@ def test_a_client_with_ragged_chunks_is_refused_at_once_with_what_to_do(make_bri
         truncated=np.zeros(1, bool),
     )  # fmt: skip
     puppet.infer(**only, data=puppet.observation(slice(1)))
-    started = time.monotonic()
     with pytest.raises(RaggedClientError) as raised:
-        task.result()
-    assert time.monotonic() - started < 5  # not by timeout
+        task.result()  # which does not wait for the timeout
     for part in (
         "[4.3]",
         puppet.address,
@@ -381,11 +379,11 @@ def test_a_silent_client_is_a_timeout_that_tells_everything_and_hears_feedback_t
         Puppet(env.url, (2, 3)).infer(env_spec={"rank": 1}),
     )
     env.reset()
-    task = stepping(env)
+    env.send(actions(env))
     good.step()
     silent.action()
     with pytest.raises(StepTimeout) as raised:
-        task.result()
+        env.wait()
     for part in (silent.address, "1 of 3 envs", "slots 1-2", "last message: infer", "Feedback timeout", env.url):
         assert part in str(raised.value)
     assert silent.close_seen() == (1001, "Feedback timeout")
@@ -420,10 +418,11 @@ def test_with_truncate_a_silent_client_is_replaced_and_its_late_reply_is_not_use
     env = make_bridge(num_envs=1, timeout=0.5)
     silent = Puppet(env.url, (1,)).infer()
     env.reset()
+    other = Puppet(env.url, (2,)).infer()  # a spare, since the slot may not stay vacant for longer than the timeout
+    wait_until(lambda: len(peers(env)) == 2)
     task = stepping(env)
     silent.action()
     assert silent.close_seen() == (1001, "Feedback timeout")
-    other = Puppet(env.url, (2,)).infer()
     step = task.result()
     assert (step.rewards.tolist(), step.truncated.tolist(), step.lost) == ([0], [True], (0,))
     assert step.standing()[0].tolist() == [[2, 0, 0]]
@@ -530,16 +529,14 @@ def test_close_says_stop_to_every_client_and_is_idempotent(make_bridge: MakeBrid
 
 
 def test_close_in_the_middle_of_a_step_of_another_thread_is_heard_on_both_sides(make_bridge: MakeBridge) -> None:
-    env = make_bridge(num_envs=1, timeout=60)
+    env = make_bridge(num_envs=1, timeout=1000)
     puppet = Puppet(env.url).infer()
     env.reset()
     task = stepping(env)
     puppet.action()
-    started = time.monotonic()
     closing = Task(env.close)
     assert puppet.close_seen() == STOP
     closing.result()
-    assert time.monotonic() - started < 5
     with pytest.raises(EnvPoisoned, match="closed"):
         task.result()
 

@@ -251,12 +251,12 @@ def test_nobody_comes_in_time(make_bridge: MakeBridge) -> None:
     env = make_bridge(num_envs=2, timeout=0.4)
     first, second = (Puppet(env.url, (tag,)).infer(env_spec={"rank": tag}) for tag in (0, 1))
     env.reset()
-    task = stepping(env)
+    env.send(np.full((2, 1), 0.5, np.float32))
     second.action()
     second.vanish()
     first.step()
     with pytest.raises(ClientLost) as raised:
-        task.result()
+        env.wait()
     for part in ("1 of 2 envs", second.address, "slots 1 were at", "last message: infer", "1006", "plugrl-env-client"):
         assert part in str(raised.value)
     with pytest.raises(EnvPoisoned, match="ClientLost"):

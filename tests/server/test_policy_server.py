@@ -305,7 +305,7 @@ def test_gives_up_without_clients(
     serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(policy_server, "_FIRST_REPORT_S", 0.05)
-    running = serve(connect_timeout=0.3)
+    running = serve(connect_timeout=1.0)
     with pytest.raises(ConnectTimeout, match=r"gave up waiting .* plugrl-env-client"):
         running.join()
     assert "waiting for env clients" in caplog.text
