@@ -1,4 +1,4 @@
-"""Own every exception that this library raises of its own accord.
+"""Every exception that this library raises of its own accord.
 
 The tree (a fault of ours, or of the code that calls us, stands apart from a fault of the peer):
 
@@ -52,23 +52,23 @@ __all__ = [
 
 
 class PlugRLError(Exception):
-    """Stand above every error of this library; catch it to catch them all."""
+    """Base of every error of this library; catch it to catch them all."""
 
 
 class WireError(PlugRLError):
-    """Stand above everything that goes wrong between the two ends of a connection."""
+    """Base of everything that goes wrong between the two ends of a connection."""
 
 
 class LocalProtocolError(WireError):
-    """Report that this side was asked to do what the protocol forbids; the connection is untouched."""
+    """This side was asked to do what the protocol forbids; the connection is untouched."""
 
 
 class EncodeError(LocalProtocolError):
-    """Report a value that the wire cannot carry (object, structured or complex dtype, unknown type, bad width)."""
+    """A value that the wire cannot carry (object, structured or complex dtype, unknown type, bad width)."""
 
 
 class RemoteProtocolError(WireError):
-    """Report that the peer broke a rule of the protocol.
+    """The peer broke a rule of the protocol.
 
     Args:
         message: What was expected and what came.
@@ -81,11 +81,11 @@ class RemoteProtocolError(WireError):
 
 
 class DecodeError(RemoteProtocolError):
-    """Report bytes that are no message: bad msgpack, a refused dtype, a wrong length, a bound exceeded."""
+    """Bytes that are not a message: bad msgpack, a refused dtype, a wrong length, a bound exceeded."""
 
 
 class HandshakeError(WireError):
-    """Report a connection that never opened.
+    """A connection never opened.
 
     Args:
         message: What was expected and what came.
@@ -98,7 +98,7 @@ class HandshakeError(WireError):
 
 
 class ConnectionClosed(WireError):
-    """Report the end of a connection.
+    """A connection has ended.
 
     Args:
         address: The peer, as ``host:port`` or a URL.
@@ -121,31 +121,31 @@ class ConnectionClosed(WireError):
 
 
 class SpaceError(PlugRLError):
-    """Report spaces that are unknown, that this library cannot carry, or that the data does not fit."""
+    """Spaces are unknown, or this library cannot carry them, or the data does not fit them."""
 
 
 class ConnectTimeout(PlugRLError, TimeoutError):
-    """Report that too few env clients, or at a client no training server, came within ``connect_timeout``."""
+    """Too few env clients, or at a client no training server, came within ``connect_timeout``."""
 
 
 class StepTimeout(PlugRLError, TimeoutError):
-    """Report a vector step or reset that had no result within ``timeout``; the environment is then poisoned."""
+    """A vector step or reset had no result within ``timeout``; the environment is then poisoned."""
 
 
 class ClientLost(PlugRLError):
-    """Report an env client that went away, and that no other took its slots."""
+    """An env client was lost, and no other took its slots."""
 
 
 class RaggedClientError(PlugRLError):
-    """Report a client that asks for a chunk for some of its envs while others of it still hold theirs [4.3]."""
+    """A client asks for a chunk for some of its envs while others of it still hold theirs [4.3]."""
 
 
 class UnverifiedClientError(PlugRLError):
-    """Report a client that sends no digests of its steps to a bridge with ``verify=True``."""
+    """A client sends no digests of its steps to a bridge with ``verify=True``."""
 
 
 class LedgerMismatch(PlugRLError):
-    """Report a step in which what an env took and gave is not what the trainer sent and got.
+    """In one step, what an env took and gave is not what the trainer sent and got.
 
     Args:
         message: Who, when, and what to do.
@@ -181,16 +181,16 @@ class LedgerMismatch(PlugRLError):
 
 
 class EnvPoisoned(PlugRLError):
-    """Report a call on an environment whose last step or reset failed; make a new one."""
+    """An environment was called whose last step or reset failed; make a new one."""
 
 
 class EnvFailed(PlugRLError):
-    """Report an env that raised in ``step`` or ``reset``, or returned what does not fit its spaces; has the cause."""
+    """An env raised in ``step`` or ``reset``, or returned what does not fit its spaces; has the cause."""
 
 
 class FactoryError(PlugRLError):
-    """Report an env factory that cannot be found, or that returned something that is no environment."""
+    """An env factory cannot be found, or returned something that is not an environment."""
 
 
 class LedgerError(PlugRLError):
-    """Report a step ledger that cannot be written or read, or ledgers that do not belong together."""
+    """A step ledger cannot be written or read, or ledgers do not belong together."""

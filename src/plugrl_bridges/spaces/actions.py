@@ -1,4 +1,4 @@
-"""Own how actions of a space travel: ``[H, n, *da]``, time-major [5.3]."""
+"""How actions of a space travel: ``[H, n, *da]``, time-major [5.3]."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Space: TypeAlias = "spaces.Space[Any]"
 
 
 class ActionLayout:
-    """Map actions of one space to and from the wire's ``[H, n, *da]`` [5.3].
+    """The mapping between actions of one space and the wire's ``[H, n, *da]`` [5.3].
 
     Args:
         space: Box, Discrete, MultiDiscrete or MultiBinary.
@@ -40,7 +40,7 @@ class ActionLayout:
         self.width = 1 if self.discrete or not self.shape else self.shape[-1]
 
     def to_wire(self, actions: Value, slots: int, horizon: int = 1) -> Array:
-        """Make ``[H, slots, *da]`` of what a trainer gave.
+        """Return the ``[H, slots, *da]`` of what a trainer gave.
 
         Args:
             actions: ``[slots, *shape]``, or ``[slots, H, *shape]`` with a horizon above 1. For a Box they keep the
@@ -73,7 +73,7 @@ class ActionLayout:
         return array
 
     def from_wire(self, action: Array) -> Array:
-        """Give a received ``[H, n, *da]`` the space's own shape per env: ``[H, n, *shape]``.
+        """Return a received ``[H, n, *da]`` in the space's own shape per env: ``[H, n, *shape]``.
 
         Raises:
             RemoteProtocolError: if it has another number of elements, or cannot be rounded to integers [5.3].
@@ -94,7 +94,7 @@ class ActionLayout:
         return whole
 
     def stacked(self, horizon: int) -> Space:
-        """Give the space of a whole chunk per env, for a trainer that acts in chunks."""
+        """Return the space of a whole chunk per env, for a trainer that acts in chunks."""
         if horizon == 1:
             return self.space
         if not isinstance(self.space, spaces.Box):

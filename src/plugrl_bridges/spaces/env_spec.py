@@ -1,4 +1,4 @@
-"""Own how a space itself travels, in the map of feature ``env-spec``, and what to assume of a client that sends none.
+"""How a space itself travels, in the map of feature ``env-spec``, and what to assume of a client that sends none.
 
 What a peer announces is bounded before anything is allocated for it.
 """
@@ -35,7 +35,7 @@ _BYTES_PER_CHARACTER = 128  # what Gymnasium's Text keeps for each character of 
 def infer_observation_space(
     observation: Observation, *, image_key: str | None = None, state_key: str | None = None, text: bool = False
 ) -> Space:
-    """Make the observation space of a client that announced none, from its first observation.
+    """Return the observation space of a client that announced none, from its first observation.
 
     Args:
         observation: With at least one row.
@@ -131,7 +131,7 @@ def _bound_to_wire(bound: Array) -> Array:
 
 
 def space_from_wire(wire: Value) -> Space:
-    """Make the space that a client announced.
+    """Return the space that a client announced.
 
     Raises:
         RemoteProtocolError: if the map is none of the forms that `space_to_wire` makes, or describes a space too large
@@ -146,7 +146,7 @@ def space_from_wire(wire: Value) -> Space:
 
 
 class _Builder:
-    """Make one space of decoded values, keeping count of what it comes to before any of it is allocated."""
+    """Builder of one space from decoded values, which counts what it comes to before any of it is allocated."""
 
     def __init__(self) -> None:
         self.bytes = 0

@@ -1,4 +1,4 @@
-"""Own how observations of a space travel [5.2].
+"""How observations of a space travel [5.2].
 
 An `ObservationLayout` says which leaf of the space travels where (images, states or text) and under which name.
 """
@@ -42,7 +42,7 @@ class Channel(enum.Enum):
 
 @dataclass(frozen=True)
 class Leaf:
-    """Say how one leaf of an observation space travels.
+    """How one leaf of an observation space travels.
 
     Attributes:
         path: Dict keys and Tuple positions from the root to the leaf.
@@ -62,7 +62,7 @@ class Leaf:
 
 
 class ObservationLayout:
-    """Map observations of one space to and from the wire.
+    """The mapping between observations of one space and the wire.
 
     The trainer's side asks for `allocate`, `read`, `nest`, `batch` and `row`; the client's side for `allocate`, `store`
     and `write`.
@@ -82,11 +82,11 @@ class ObservationLayout:
             raise SpaceError(f"two entries of the observation space have the same name on the wire: {sorted(names)}")
 
     def allocate(self, rows: int) -> list[Array]:
-        """Give one uninitialised array ``[rows, *shape]`` per leaf, in leaf order."""
+        """Return one uninitialised array ``[rows, *shape]`` per leaf, in leaf order."""
         return [np.empty((rows, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
     def store(self, arrays: Sequence[Array], row: int, observation: Value) -> None:
-        """Put one env's observation into row ``row`` of `allocate`'s arrays.
+        """Store one env's observation in row ``row`` of `allocate`'s arrays.
 
         Raises:
             SpaceError: if the observation lacks an entry or does not fit its shape.
@@ -105,7 +105,7 @@ class ObservationLayout:
                 raise SpaceError(f"observation entry {leaf.name!r} does not fit its space {leaf.space}: {exc}") from exc
 
     def write(self, arrays: Sequence[Array], rows: Array | None = None) -> Observation:
-        """Make the wire's observation of `allocate`'s arrays.
+        """Return the wire's observation made of `allocate`'s arrays.
 
         Args:
             arrays: One array per leaf.
@@ -173,12 +173,12 @@ class ObservationLayout:
         raise RemoteProtocolError(f"observation lacks the entry {leaf.name!r}; it has {there}", clause="5.2")
 
     def row(self, arrays: Sequence[Array], at: int) -> Value:
-        """Give one env's observation out of one array ``[n, *shape]`` per leaf, as the env itself would return it."""
+        """Return one env's observation out of one array ``[n, *shape]`` per leaf, as the env itself would return it."""
         values = (array[at] for array in arrays)
         return self.nest([str(value) if isinstance(value, np.str_) else value for value in values])
 
     def batch(self, arrays: Sequence[Array]) -> Value:
-        """Give n envs' observations as Gymnasium batches them: text is a tuple of str, all else arrays."""
+        """Return n envs' observations as Gymnasium batches them: text is a tuple of str, all else arrays."""
         return self.nest([tuple(array.tolist()) if array.dtype.kind == "U" else array for array in arrays])
 
     def nest(self, arrays: Sequence[Value]) -> Value:
@@ -218,7 +218,7 @@ def _one_text(leaves: list[Leaf]) -> Iterator[Leaf]:
 
 
 def _channels_last(shape: tuple[int, ...]) -> bool:
-    """Tell images [h, w, c] from other uint8 data; channel-first frames travel as states, their order unchanged."""
+    """Return whether uint8 data is an image [h, w, c]; channel-first frames travel as states, their order unchanged."""
     return len(shape) == 3 and shape[2] <= _CHANNELS_LAST_AT_MOST
 
 
@@ -244,7 +244,7 @@ def _check_lengths(found: Array, dtype: np.dtype[Any], leaf: Leaf) -> None:
 
 
 def _same_order(have: tuple[int, ...], want: tuple[int, ...]) -> bool:
-    """Tell whether reshaping leaves every element where its author meant it: never between [h, w, c] and [c, h, w]."""
+    """Return whether reshaping keeps every element where its author meant it: never from [h, w, c] to [c, h, w]."""
     if math.prod(have) != math.prod(want):
         return False
     kept = [[extent for extent in shape if extent != 1] for shape in (have, want)]

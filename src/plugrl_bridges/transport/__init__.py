@@ -1,4 +1,4 @@
-"""Carry messages: a WebSocket on a plain socket, for both ends, with no thread and no event loop of its own.
+"""A WebSocket on a plain socket, for both ends, with no thread and no event loop of its own.
 
 This package owns sockets and RFC 6455. It must not know what a message says. Servers start at `Listener`, clients at
 `connect`; both get a `WebSocket` and go on to ``plugrl_bridges.wire`` with its messages.

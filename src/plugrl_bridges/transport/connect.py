@@ -1,4 +1,4 @@
-"""Own the way to an open client connection: address, dial, TLS and HTTP handshakes, within one deadline.
+"""The way to an open client connection: address, dial, TLS and HTTP handshakes, within one deadline.
 
 This module must not know what the connection is for, nor try again: that is the caller's, who gets either an open
 ``WebSocket`` or a `HandshakeError` that says what to do. Proxies are not used.

@@ -1,4 +1,4 @@
-"""Own what bytes mean: received bytes become messages and control answers, without any input or output.
+"""What bytes mean: received bytes become messages and control answers, without any input or output.
 
 The websockets library's own core does the handshake, control frames, fragments and the closing handshake. Whole
 unfragmented binary frames, which are all that the PlugRL protocol sends [1], take a short lane of our own: they are
@@ -31,7 +31,7 @@ _QUEUED_MESSAGES = 16
 """Parsing stops with this many whole messages queued: the protocol alternates, so an honest peer has two at most."""
 _PENDING_BYTES = 1 << 20
 _SMALL_FRAMES_PER_PARSE = 256
-"""Parsing stops after this many control frames and crumbs of messages: each takes the core's long road."""
+"""Parsing stops after this many control frames and crumbs of messages: each is left to the core."""
 _CRUMB_BYTES = 1 << 10
 _SMALL_FRAMES = 512
 """A peer may send so many of them without a message between, and more as time goes by; then it is a flood."""
@@ -70,7 +70,7 @@ else:
 
 
 class _QuietCore(_Adapter):
-    """Keep the core from logging at DEBUG, where it writes out request headers and with them the api key."""
+    """Logger that keeps the core from DEBUG, where it writes out request headers and with them the api key."""
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - the name is logging's
         return level >= logging.WARNING and super().isEnabledFor(level)
@@ -81,7 +81,7 @@ CORE_LOGGER = _QuietCore(logging.getLogger(__name__), {})
 
 
 class Engine:
-    """Turn received bytes into messages, and say what to send.
+    """Parser of received bytes into messages, which also queues what is to be sent.
 
     Bytes are put into ``inbox``; after `parse`, messages are in ``queue`` and bytes to send in ``pending``. The
     attributes are plain because the connection's inner loop uses them at every message.
@@ -150,7 +150,7 @@ class Engine:
             self._fail(1008, f"{self._small_frames} control frames and crumbs came without a message")
 
     def _may_go_on(self) -> bool:
-        """Tell whether there may be a frame to take, having dealt with what is none."""
+        """Return whether there may be a frame to take, having dealt with what is none."""
         if self.state is State.OPEN:
             self.stalled = len(self.queue) >= _QUEUED_MESSAGES or self._small_left <= 0
             return not self.stalled
@@ -163,7 +163,7 @@ class Engine:
         return True
 
     def _take_frame(self) -> bool:
-        """Take the frame at the front of ``inbox``; False if it is not whole yet, or illegal."""
+        """Read the frame at the front of ``inbox``; False if it is not whole yet, or illegal."""
         inbox = self.inbox
         view, start = inbox.view, inbox.start
         have = inbox.end - start
@@ -208,7 +208,7 @@ class Engine:
         return True
 
     def _overflows(self, first: int, size: int) -> bool:
-        """Tell whether a continuation makes its message too large."""
+        """Return whether a continuation makes its message too large."""
         return not first & CONTROL_BIT and size + len(self._fragments or b"") > self._max_bytes
 
     def _skip(self, have: int) -> bool:
@@ -236,7 +236,7 @@ class Engine:
         return self.state is not State.CONNECTING or (self._head_done and inbox.start < inbox.end)
 
     def end_of_stream(self) -> str:
-        """Take note that the peer has ended the stream.
+        """Record that the peer has ended the stream.
 
         Returns:
             What that means, for `close_detail`.
@@ -281,7 +281,7 @@ class Engine:
         self.pending.clear()
 
     def closed_error(self) -> ConnectionClosed:
-        """Give the error for a call that needs an open connection."""
+        """Return the error for a call that needs an open connection."""
         detail = self.close_detail or ("the handshake is not done" if self.state is State.CONNECTING else "")
         code = 1006 if self.close_code is None else self.close_code
         return ConnectionClosed(self._address, code, self.close_reason, detail)
@@ -342,7 +342,7 @@ class Engine:
         self._deaf = True
 
     def _follow_core(self) -> None:
-        """Take over what the core wants sent, and its state."""
+        """Adopt what the core wants sent, and its state."""
         core = self._core
         for data in core.data_to_send():
             if data:

@@ -1,4 +1,4 @@
-"""Own the shape of a WebSocket frame (RFC 6455, section 5.2): headers, length, masking. Pure functions only.
+"""The shape of a WebSocket frame (RFC 6455, section 5.2): headers, length, masking. Pure functions only.
 
 This module must not know of sockets, connections or messages. Callers go on to ``websocket`` (reading) and
 ``outgoing`` (writing).
@@ -60,7 +60,7 @@ class Fault(NamedTuple):
 
 
 def check_header(first: int, second: int, *, masked: bool) -> Fault | None:
-    """Judge the first two bytes of a frame.
+    """Check the first two bytes of a frame.
 
     Judging here, and not when the announced payload has arrived, spares us reading the payload of a frame that is
     already known to be illegal.

@@ -1,4 +1,4 @@
-"""Own the persistent receive buffer: where bytes land, which of them are still lent out, when it moves or grows.
+"""The persistent receive buffer: where bytes land, which of them are still lent out, when it moves or grows.
 
 This module must not know what the bytes mean; ``websocket`` parses them. Messages are views into this storage, so
 bytes in front of ``start`` never change while any of them is ``lent``: if room is needed then, the unparsed tail
@@ -21,7 +21,7 @@ _MIN_READ_BYTES = 1 << 12
 
 
 class Inbox:
-    """Hold received bytes; ``view[start:end]`` is what nobody has parsed yet.
+    """Buffer of received bytes; ``view[start:end]`` is what nobody has parsed yet.
 
     The attributes are plain because the connection's inner loop reads and writes them at every message.
     """
@@ -51,7 +51,7 @@ class Inbox:
         return self.view[self.end :]
 
     def recycle(self) -> None:
-        """Take back every view; the space in front of ``start`` may be overwritten from now on."""
+        """Reclaim every view; the space in front of ``start`` may be overwritten from now on."""
         self.lent = False
         if self.start == self.end:
             self.start = self.end = 0

@@ -1,4 +1,4 @@
-"""Own the listening socket and the rules of the server-side handshake.
+"""The listening socket and the rules of the server-side handshake.
 
 This module must not know what happens on a connection once it is open, nor when a slow handshake is given up: the
 caller drives each connection that `Listener.accept` returns with ``WebSocket.pump``, and aborts it when it likes.
@@ -38,7 +38,7 @@ _GONE_AGAIN = {errno.ECONNABORTED, errno.EPROTO, errno.EPERM}
 
 
 class Listener:
-    """Listen on a TCP port and hand out connections whose handshake is still to be done.
+    """A TCP port that is listened on; hands out connections whose handshake is still to be done.
 
     Args:
         host: Address or name to bind; ``""`` for all IPv4 addresses, ``"::"`` for all of both kinds.
@@ -89,7 +89,7 @@ class Listener:
         return self._sock.fileno()
 
     def accept(self) -> WebSocket | None:
-        """Take the next connection, without waiting.
+        """Accept the next connection, without waiting.
 
         Returns:
             A connection in state CONNECTING whose ``pump`` does the TLS and HTTP handshakes; None if nobody is there,
@@ -129,7 +129,7 @@ class Listener:
         return WebSocket(sock, core, address=address, max_message_bytes=self._max_bytes, answer=answer)
 
     def _refusal(self, core: ServerProtocol, request: Request) -> Response | None:
-        """Judge a request by our own rules; those of RFC 6455 are the core's."""
+        """Check a request by our own rules; those of RFC 6455 are the core's."""
         origins = request.headers.get_all("Origin")
         if any(origin not in self._origins for origin in origins):
             return core.reject(HTTPStatus.FORBIDDEN, "Requests of web pages are refused: Origin is not allowed.\n")

@@ -1,4 +1,4 @@
-"""Own the socket options and the waiting for readiness, with what each platform lacks.
+"""The socket options and the waiting for readiness, with what each platform lacks.
 
 This module must not know of WebSockets. ``connect`` and ``listen`` set the options, ``websocket`` waits.
 """
@@ -21,7 +21,7 @@ _LONGEST_WAIT_S = 1e6
 
 
 def format_address(name: object) -> str:
-    """Write a socket name as ``host:port``, IPv6 hosts in brackets.
+    """Return a socket name as ``host:port``, IPv6 hosts in brackets.
 
     Args:
         name: What ``getpeername`` or ``accept`` returned; of another family it is written as it is.
@@ -82,7 +82,7 @@ def _milliseconds(timeout_s: float | None) -> int | None:
 
 
 class Waiter:
-    """Wait until one socket can be read or written.
+    """Waits until one socket can be read or written.
 
     ``select.poll`` has no limit on the file descriptor and is set up once; where it does not exist (Windows),
     ``select.select`` has no such limit either.

@@ -1,4 +1,4 @@
-"""Own the way from the caller's buffers to the bytes of frames: gather for a server, mask for a client.
+"""The way from the caller's buffers to the bytes of frames: gather for a server, mask for a client.
 
 This module must not know of sockets; ``websocket`` sends what comes out of here.
 """
@@ -72,7 +72,7 @@ def gather(messages: Sequence[Sequence[Buffer]]) -> tuple[list[Buffer], int]:
 
 
 class MaskedWriter:
-    """Frame and mask messages, as a client must, into a send buffer that is used again and again.
+    """Writer that frames and masks messages, as a client must, into a send buffer that is used again and again.
 
     Every frame has a key of its own from the operating system (RFC 6455, section 5.3: unpredictable).
     """

@@ -1,4 +1,4 @@
-"""Own the decision how long to look for a message before going to sleep for it. Times come in as arguments.
+"""The decision how long to look for a message before going to sleep for it. Times come in as arguments.
 
 A thread that sleeps in the kernel is woken in 20 to 60 µs, more on a virtual machine, and waking it costs the sender
 as much: for a step of 200 µs that is the larger part of the boundary's price. So a wait that is expected to be short
@@ -38,7 +38,7 @@ def _processors() -> int:
 
 
 def usable_processors(allowed: int, cpu_max: str) -> int:
-    """Say how many processors can be used at a time under a quota.
+    """Return how many processors can be used at a time under a quota.
 
     A container's quota leaves every processor visible, but time spent looking is taken from whoever should answer.
 
@@ -61,7 +61,7 @@ _YIELD = os.sched_yield if hasattr(os, "sched_yield") else lambda: time.sleep(0)
 
 
 class Patience:
-    """Learn how long waits are, and say for how long it pays to look; one per connection.
+    """How long a connection's waits have been, and so for how long it pays to look; one per connection.
 
     Args:
         processors: How many this process may use; with one alone nobody else could run meanwhile. None asks the system.
@@ -74,12 +74,12 @@ class Patience:
         self._expected_s = LIMIT_S  # worth one try
 
     def budget_s(self) -> float:
-        """Say for how many seconds to look before sleeping; 0 to sleep at once."""
+        """Return for how many seconds to look before sleeping; 0 to sleep at once."""
         if not self._enabled or self._expected_s > LIMIT_S:
             return 0.0
         return min(LIMIT_S, _MARGIN * self._expected_s + LIMIT_S / 8)
 
     def learn(self, waited_s: float) -> None:
-        """Take in how long a wait was, whether it was looked or slept through."""
+        """Record how long a wait was, whether it was looked or slept through."""
         bounded = min(waited_s, 4 * LIMIT_S)  # one long pause is forgotten after a few short waits
         self._expected_s += _WEIGHT * (bounded - self._expected_s)

@@ -1,4 +1,4 @@
-"""Own the byte stream: one non-blocking socket, plain or TLS, with the differences between the two hidden.
+"""The byte stream: one non-blocking socket, plain or TLS, with the differences between the two hidden.
 
 This module must not know of WebSockets. ``websocket`` decides what is sent and when to wait.
 """
@@ -24,7 +24,7 @@ _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Stream:
-    """Move bytes without blocking; only `wait` waits.
+    """A byte stream that does not block; only `wait` waits.
 
     Args:
         sock: A connected, non-blocking socket, plain or TLS-wrapped (handshake not done); owned from here on.
@@ -78,7 +78,7 @@ class Stream:
             return -1
 
     def may_hold_more(self, *, full: bool, enough: bool) -> bool:
-        """Tell whether to receive again at once.
+        """Return whether to receive again at once.
 
         Args:
             full: Whether the last call filled its space. A plain socket that did not is empty; TLS gives one record

@@ -1,4 +1,4 @@
-"""Own one WebSocket connection on a plain socket, either end, driven entirely by the thread that calls it.
+"""One WebSocket connection on a plain socket, either end, driven entirely by the thread that calls it.
 
 Here it is decided when bytes move; ``stream`` moves them, ``engine`` knows what they mean. This module must not know
 what a message says, who else is connected, or what time it is beyond the timeouts it is given. Make a connection
@@ -40,7 +40,7 @@ _ASK_EVERY_S = 0.1
 
 
 class WebSocket:
-    """Send and receive messages over one WebSocket connection.
+    """One WebSocket connection, which sends and receives messages.
 
     The socket is non-blocking; every method does its input and output in the calling thread. Not thread safe:
     callers that share a connection hold a lock. Nothing that the peer does raises from `pump`, `pop`, `recycle`,
@@ -146,7 +146,7 @@ class WebSocket:
         return self.bytes_received != received or self._engine.state is not state
 
     def pop(self) -> memoryview | str | None:
-        """Take the next whole message.
+        """Return the next whole message, and remove it from the queue.
 
         Returns:
             A view of a binary message, valid until `recycle`; the str of a text message; None if there is none.
@@ -158,7 +158,7 @@ class WebSocket:
         return self._queue.popleft() if self._queue else None
 
     def recycle(self) -> None:
-        """Give back every view that `pop` or `receive` returned; their memory is used again.
+        """Release every view that `pop` or `receive` returned; their memory is used again.
 
         While messages are queued the memory stays as it is. A caller that never recycles loses speed, not data.
         """

@@ -1,4 +1,4 @@
-"""Own the form in which one array or one numpy scalar travels [3]: its dtype, its shape and its bytes.
+"""The form in which one array or one numpy scalar travels [3]: its dtype, its shape and its bytes.
 
 Knows nothing of msgpack's other values, which are the concern of ``codec``, its only caller beside ``info`` and
 ``plugrl_bridges.spaces``. Array data is not copied: an array that is read is a view of the message's bytes.
@@ -58,7 +58,7 @@ _NPGENERIC_KEYS = {b"__npgeneric__", b"data", b"dtype"}
 
 @lru_cache(maxsize=256)
 def dtype_of(typestr: str) -> np.dtype[Any]:
-    """Make a dtype of a typestr.
+    """Return the dtype of a typestr.
 
     Raises:
         DecodeError: unless it is a byte order (``<``, ``>``, or ``|`` for one byte), a kind of b, i, u, f or U, and a
@@ -79,7 +79,7 @@ def dtype_of(typestr: str) -> np.dtype[Any]:
 
 
 def is_unicode(data: Buffer, dtype: np.dtype[Any]) -> bool:
-    """Tell whether the bytes of a text array are UTF-32: numpy itself would take any four bytes [3.4]."""
+    """Return whether the bytes of a text array are UTF-32: numpy itself would take any four bytes [3.4]."""
     try:
         str(data, "utf-32-be" if dtype.str[0] == ">" else "utf-32-le")
     except UnicodeDecodeError:
@@ -88,7 +88,7 @@ def is_unicode(data: Buffer, dtype: np.dtype[Any]) -> bool:
 
 
 def array_to_parts(array: Array) -> tuple[bytes, Buffer, bytes]:
-    """Give the bytes before an array's data, the data in C order (a view if they are many), and the bytes after it.
+    """Return the bytes before an array's data, the data in C order (a view if they are many), and the bytes after it.
 
     Raises:
         EncodeError: for a refused dtype, too many dimensions, or text that is no Unicode.
@@ -98,7 +98,7 @@ def array_to_parts(array: Array) -> tuple[bytes, Buffer, bytes]:
 
 
 def data_of(array: Array) -> Buffer:
-    """Give an array's data in C order; a view if they are many.
+    """Return an array's data in C order; a view if they are many.
 
     Raises:
         EncodeError: for text that is no Unicode.
@@ -141,7 +141,7 @@ def _sendable(typestr: str) -> np.dtype[Any]:
 
 
 def generic_to_map(scalar: np.generic) -> dict[bytes, Value]:
-    """Give the map in which a numpy scalar travels.
+    """Return the map in which a numpy scalar travels.
 
     Raises:
         EncodeError: for a refused dtype.
@@ -151,7 +151,7 @@ def generic_to_map(scalar: np.generic) -> dict[bytes, Value]:
 
 
 def array_from_map(found: dict[Any, Value]) -> Array:
-    """Make an array of a map with the key ``__ndarray__``.
+    """Return the array of a map with the key ``__ndarray__``.
 
     Raises:
         DecodeError: as `array_from`, or if the map has another key, lacks one, or a value is of the wrong type.
@@ -169,7 +169,7 @@ def array_from_map(found: dict[Any, Value]) -> Array:
 
 
 def array_from(data: memoryview, dtype: np.dtype[Any], shape: list[int]) -> Array:
-    """Make an array that is a view of ``data``; bools are normalised, hence copied.
+    """Return an array that is a view of ``data``; bools are normalised, hence copied.
 
     Args:
         data: Exactly the array's bytes.
@@ -200,7 +200,7 @@ def array_from(data: memoryview, dtype: np.dtype[Any], shape: list[int]) -> Arra
 
 
 def generic_from_map(found: dict[Any, Value]) -> np.generic:
-    """Make a numpy scalar of a map with the key ``__npgeneric__``.
+    """Return the numpy scalar of a map with the key ``__npgeneric__``.
 
     Raises:
         DecodeError: if the map has another key, lacks one, or the value is not one of the dtype.

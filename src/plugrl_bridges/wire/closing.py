@@ -1,4 +1,4 @@
-"""Own the close codes and reasons that mean something in the protocol [7]; a reason is compared to the letter.
+"""The close codes and reasons that mean something in the protocol [7]; a reason is compared to the letter.
 
 Both ends use these names: ``server`` closes with them, ``client.reconnect`` reads what they ask of a client.
 """

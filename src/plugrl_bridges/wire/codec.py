@@ -1,4 +1,4 @@
-"""Own the bytes of protocol version 1: msgpack with arrays inside [3].
+"""The bytes of protocol version 1: msgpack with arrays inside [3].
 
 Knows nothing of message types, sessions, sockets or clocks. ``messages`` is the caller: it asks for `encode` on the
 way out and for `decode` on the way in. ``arrays`` has the form of one array.
@@ -49,7 +49,7 @@ _pack = msgpack.packb
 
 
 def encode(value: Value) -> list[Buffer]:
-    """Turn ``value`` into the buffers of one message; hand them to the transport's ``send`` as one message.
+    """Return the buffers of one message; hand them to the transport's ``send`` as one message.
 
     Args:
         value: None, bool, int, float, str, bytes, lists, tuples and str- or bytes-keyed maps of them, and numpy arrays
@@ -162,7 +162,7 @@ _KEY_LENGTH = len(_DTYPE_KEY)
 
 
 def decode(message: Buffer, spans: list[tuple[Array, int]] | None = None) -> Value:
-    """Turn the bytes of one message into values; hand the map to ``messages.parse``.
+    """Return the values of the bytes of one message; hand the map to ``messages.parse``.
 
     Args:
         message: One whole message. Arrays in the result are views of it.
@@ -199,7 +199,7 @@ def _dialect(view: memoryview) -> str:
 
 
 class _Reader:
-    """Walk one message. A hand-written walk, so that array data is never copied and every bound is checked first."""
+    """Decoder of one message, written by hand, so that array data is never copied and every bound is checked first."""
 
     __slots__ = ("items", "spans", "view")
 
@@ -316,7 +316,7 @@ class _Reader:
         return found, at
 
     def _usual_array(self, at: int) -> tuple[Array, int] | None:
-        """Read an array whose keys stand in the usual order; None sends the caller down the general road."""
+        """Read an array whose keys stand in the usual order; None if they do not."""
         view = self.view
         sized = _SIZED.get(view[at])
         if sized is None or sized[1] != "bin":
@@ -358,7 +358,7 @@ _FOREIGN_MARKS = frozenset({"__ndarray__", "__npgeneric__", "nd", b"nd"})
 
 
 def _is_foreign_array(found: dict[Any, Value]) -> bool:
-    """Know str keys in place of bin, and the maps of the msgpack-numpy package, from a user's own key ``nd``."""
+    """Return whether a map has str keys in place of bin, or is msgpack-numpy's; a user's own key ``nd`` is neither."""
     if "nd" in found or b"nd" in found:
         return {"nd", "type", "data"} <= found.keys() or {b"nd", b"type", b"data"} <= found.keys()
     return {"data", "dtype"} <= found.keys()

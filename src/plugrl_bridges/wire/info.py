@@ -1,4 +1,4 @@
-"""Own the infos of several envs in one map: batching them, splitting, merging, and Gymnasium's vector form of them.
+"""The infos of several envs in one map: batching them, splitting, merging, and Gymnasium's vector form of them.
 
 A batched info [5.4] holds, per key, an array whose leading dimension is the number of envs. A key that only some envs
 have is accompanied by a bool array ``_key`` that says which. Gymnasium 1.x's vector infos have nearly that form, so

@@ -1,9 +1,9 @@
-"""Own the short road for messages that look like the one before: the layout is learned once, and only data is read.
+"""The fast path for messages that look like the one before: the layout is learned once, and only data is read.
 
 The messages of one connection have the same layout at nearly every step. `LearnedParser` remembers where the arrays of
 a parsed message lay and what all other bytes were. A later message of the same length whose other bytes are the same
 has the same layout, and everything that ``messages.parse`` checks holds for it too: so it is assembled from its arrays
-without decoding. Any other message goes the general road, and is learned from.
+without decoding. Any other message is parsed by ``messages``, and learned from.
 
 Exact by construction: what was checked by value (env indices, reuse marks, text) counts among the bytes that must be
 the same. One parser belongs to one connection.
@@ -31,12 +31,12 @@ _Fill: TypeAlias = "Callable[[list[Array]], Message]"
 
 
 class _Unlearnable(Exception):
-    """Signal that a message has a part whose place in the bytes is not known."""
+    """A message has a part whose place in the bytes is not known."""
 
 
 @dataclass(frozen=True)
 class _Learned:
-    """Hold what was learned of one message.
+    """What was learned of one message.
 
     Attributes:
         fixed: Start, stop and content of the bytes that must be the same.
@@ -63,7 +63,7 @@ class _Learned:
 
 
 class LearnedParser:
-    """Parse the messages of one connection; give it to a session as ``parser``."""
+    """Parser of the messages of one connection; give it to a session as ``parser``."""
 
     def __init__(self) -> None:
         self._layouts: dict[int, _Learned] = {}
@@ -104,7 +104,7 @@ class LearnedParser:
 
 
 class _Learner:
-    """Take one parsed message apart into what is fixed and what is read anew."""
+    """Divides one parsed message into what is fixed and what is read anew."""
 
     def __init__(self, view: memoryview, spans: _Spans, names: dict[bytes, Array]) -> None:
         self.view = view
@@ -136,14 +136,14 @@ class _Learner:
         )
 
     def _same_names(self, names: Array) -> Array:
-        """Give one and the same array for the same envs in every layout: sessions know it again without a look."""
+        """Return one and the same array for the same envs in every layout: sessions recognise it by identity."""
         key = names.tobytes()
         if key not in self.names and len(self.names) >= _REMEMBER:
             self.names.clear()
         return self.names.setdefault(key, names.copy())
 
     def _take(self, array: Array) -> int:
-        """Have an array read anew each time; give its place among the arrays."""
+        """Have an array read anew each time; return its place among the arrays."""
         if id(array) not in self.spans or array.dtype.kind == "U":  # that text is Unicode is checked by value [3.4]
             raise _Unlearnable
         self.taken.append(self.spans[id(array)])
@@ -192,7 +192,7 @@ class _Learner:
         return _constant(None) if array is None else _picker(self._take(array))
 
     def _nested(self, info: Mapping[Any, Value]) -> Callable[[list[Array]], dict[Any, Value]]:
-        """Take the arrays of an info map, at any depth; everything else in it is fixed."""
+        """Collect the arrays of an info map, at any depth; everything else in it is fixed."""
         if not info:
             return lambda _: {}
         entries: list[tuple[Any, Callable[[list[Array]], Value]]] = []

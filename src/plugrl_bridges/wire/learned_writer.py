@@ -1,8 +1,9 @@
-"""Own the short road out: a message with the layout of the one before it is written around its arrays.
+"""The fast path for sending: a message with the layout of the one before it is written around its arrays.
 
 The counterpart of ``learned``. What stands between the arrays of a message depends only on its type, the names of its
 observations, and the shapes and dtypes of its arrays; it is taken from the first such message, once encoded. Messages
-with anything else inside (an info, a reset, an env-spec) go the general road. One writer belongs to one connection.
+with anything else inside (an info, a reset, an env-spec) are encoded by ``messages``. One writer belongs to one
+connection.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _Names: TypeAlias = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class _Template:
-    """Hold what stands around the arrays of one kind of message."""
+    """What stands around the arrays of one kind of message."""
 
     names: _Names
     kinds: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
@@ -51,13 +52,13 @@ class _Template:
 
 
 class LearnedWriter:
-    """Encode the messages of one connection; call it in place of ``messages.to_bytes``, whose bytes are the same."""
+    """Encoder of one connection's messages; call it in place of ``messages.to_bytes``, whose bytes are the same."""
 
     def __init__(self) -> None:
         self._layouts: dict[type[Message], list[_Template]] = {}
 
     def __call__(self, message: Message) -> list[Buffer]:
-        """Give the buffers of one message."""
+        """Return the buffers of one message."""
         taken = _arrays_of(message)
         if taken is None:
             return to_bytes(message)
@@ -75,7 +76,7 @@ class LearnedWriter:
 
 
 def _arrays_of(message: Message) -> tuple[_Names, list[Array], int | None] | None:
-    """Take a message apart; None if there is more to it than its arrays.
+    """Split a message into its arrays and the rest; None if there is more to it than its arrays.
 
     Returns:
         What its layout depends on beside its arrays; the arrays in the order in which they travel; and, where there is

@@ -1,4 +1,4 @@
-"""Own the four messages of protocol version 1 [2], [5] as frozen dataclasses, and the one place that validates them.
+"""The four messages of protocol version 1 [2], [5] as frozen dataclasses, and the one place that validates them.
 
 `parse` turns decoded values into a message or raises; past it nothing is checked again. `to_wire` is its inverse.
 Who may send what when is the concern of ``session``; what an observation means to an environment is that of
@@ -43,7 +43,7 @@ PROTOCOL_VERSION = 1
 
 @dataclass(frozen=True)
 class Metadata:
-    """Open a connection: what the server says of itself, sent exactly once and first [5.1].
+    """What the server says of itself, sent exactly once and first [5.1].
 
     Attributes:
         data: The known keys ``protocol_version``, ``server``, ``server_version``, ``algorithm``, ``policy``,
@@ -62,13 +62,13 @@ class Metadata:
         )
 
     def to_wire(self) -> dict[str, Value]:
-        """Give the map that travels."""
+        """Return the map that travels."""
         return {"message_type": "metadata", "data": dict(self.data)}
 
 
 @dataclass(frozen=True)
 class Infer:
-    """Ask for one action chunk for each env named [5.2].
+    """A request for one action chunk for each env named [5.2].
 
     Attributes:
         observation: Observations of the envs whose row is not marked ``reuse``, in order.
@@ -96,7 +96,7 @@ class Infer:
         return len(self.env_indices) - (0 if self.reuse is None else int(np.count_nonzero(self.reuse)))
 
     def to_wire(self) -> dict[str, Value]:
-        """Give the map that travels."""
+        """Return the map that travels."""
         wire: dict[str, Value] = {
             "message_type": "infer",
             "data": self.observation.to_wire(self.rows_sent),
@@ -116,7 +116,7 @@ class Infer:
 
 @dataclass(frozen=True)
 class ResetRequest:
-    """Ask the client to reset envs in place of stepping them (feature ``seeded-reset``).
+    """A request to reset envs in place of stepping them (feature ``seeded-reset``).
 
     Attributes:
         env_ids: int64 ``[k]``, a subset of the action's ``env_ids``.
@@ -129,13 +129,13 @@ class ResetRequest:
     options: tuple[Mapping[str, Value] | None, ...]
 
     def to_wire(self) -> dict[str, Value]:
-        """Give the map that travels."""
+        """Return the map that travels."""
         return {"env_ids": self.env_ids, "seed": list(self.seeds), "options": list(self.options)}
 
 
 @dataclass(frozen=True)
 class Action:
-    """Answer an infer with one chunk for exactly its envs, in its order [5.3].
+    """The answer to an infer: one chunk for exactly its envs, in its order [5.3].
 
     Attributes:
         env_ids: int64 ``[n]``; None if a (foreign) server left it out: the order is then the infer's.
@@ -149,7 +149,7 @@ class Action:
     reset: ResetRequest | None = None
 
     def to_wire(self) -> dict[str, Value]:
-        """Give the map that travels."""
+        """Return the map that travels."""
         data: dict[str, Value] = (
             {"action": self.action}
             if self.env_ids is None
@@ -166,7 +166,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Feedback:
-    """Report the envs whose chunk ended on this env step [5.4].
+    """The report of the envs whose chunk ended on this env step [5.4].
 
     Attributes:
         observation: What each env's last step returned; on an episode's end the terminal observation.
@@ -190,7 +190,7 @@ class Feedback:
     digest: Array | None = None
 
     def to_wire(self) -> dict[str, Value]:
-        """Give the map that travels; ``data`` has exactly the five keys of [5.4]."""
+        """Return the map that travels; ``data`` has exactly the five keys of [5.4]."""
         wire: dict[str, Value] = {
             "message_type": "feedback",
             "env_indices": self.env_indices,
@@ -231,7 +231,7 @@ def parse_bytes(message: Buffer | str) -> Message:
 
 
 def parse(value: Value) -> Message:
-    """Make a message of decoded values, checking everything that one message alone can show.
+    """Return the message of decoded values, checking everything that one message alone can show.
 
     Raises:
         RemoteProtocolError: naming the clause, what was expected and what came.

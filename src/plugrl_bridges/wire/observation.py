@@ -1,4 +1,4 @@
-"""Own an observation as it travels [5.2], and the one place that validates it.
+"""An observation as it travels [5.2], and the one place that validates it.
 
 Part of ``messages``, which is the caller. What an observation means to an environment is the concern of
 ``plugrl_bridges.spaces``.
@@ -28,7 +28,7 @@ _KEYS = {"images", "states", "text"}
 
 @dataclass(frozen=True)
 class Observation:
-    """Hold the observations of n envs as they travel [5.2].
+    """The observations of n envs as they travel [5.2].
 
     Attributes:
         images: Name to uint8 array of shape ``[n, h, w, c]``.
@@ -41,13 +41,13 @@ class Observation:
     text: Array | None = None
 
     def to_wire(self, rows: int) -> dict[str, Value]:
-        """Give the map that travels; ``rows`` is n, needed for the text of observations that have none."""
+        """Return the map that travels; ``rows`` is n, needed for the text of observations that have none."""
         text = blank_text(rows) if self.text is None else self.text
         return {"images": dict(self.images), "states": dict(self.states), "text": text}
 
 
 def parse_observation(value: Value, n: int, message: str, clause: str) -> Observation:
-    """Make an observation of n rows of decoded values.
+    """Return the observation of n rows of decoded values.
 
     Args:
         value: The map with the keys images, states and text.
@@ -118,7 +118,7 @@ def _check_size(n: int, length: int, message: str) -> None:
 
 @lru_cache(maxsize=64)
 def blank_text(n: int) -> Array:
-    """Give n empty texts, read-only."""
+    """Return n empty texts, read-only."""
     blank = np.full(n, "", dtype="<U1")
     blank.flags.writeable = False
     return blank
@@ -134,5 +134,5 @@ def describe(value: Value) -> str:
 
 
 def keys_of(value: Mapping[Any, Value]) -> list[str]:
-    """Give a map's first keys for an error; a peer may send long ones, and many."""
+    """Return a map's first keys for an error; a peer may send long ones, and many."""
     return sorted(str(key)[:40] for _, key in zip(range(8), value, strict=False))

@@ -1,4 +1,4 @@
-"""Own the rule of ``reuse-feedback-obs`` [10.1]: for which envs an infer may say "the observation you already have".
+"""The rule of ``reuse-feedback-obs`` [10.1]: for which envs an infer may say "the observation you already have".
 
 Pure bookkeeping of one connection, used by both ends: the server's session refuses an illegal mark, the client's
 session makes only legal ones. Who holds the observations themselves is the caller's business.
@@ -21,7 +21,7 @@ __all__ = ["ReuseRule", "same_envs"]
 
 
 class ReuseRule:
-    """Remember, for one connection, which envs' last feedback may stand for their next observation."""
+    """For one connection, which envs' last feedback may stand for their next observation."""
 
     def __init__(self) -> None:
         self._legal: set[int] = set()
@@ -29,7 +29,7 @@ class ReuseRule:
         self._last: tuple[Array, Array] | None = None  # names of the last feedback, and which of them are legal
 
     def note_feedback(self, env_indices: Array, terminated: Array, truncated: Array) -> None:
-        """Take in a feedback: its envs may be reused, except those whose episode it ended."""
+        """Record a feedback: its envs may be reused, except those whose episode it ended."""
         ended = terminated | truncated
         before = self._marks_of_last(env_indices)
         if before is not None:
@@ -47,11 +47,11 @@ class ReuseRule:
         self._last = (env_indices, marks)
 
     def _marks_of_last(self, env_indices: Array) -> Array | None:
-        """Give a mark for each, if these are the very names of the last feedback and no env was forgotten since."""
+        """Return a mark for each, if these are the very names of the last feedback and no env was forgotten since."""
         return self._last[1] if self._last is not None and same_envs(self._last[0], env_indices) else None
 
     def forget(self, envs: Iterable[int]) -> None:
-        """Take in that envs were reset, or are about to be: their next observation was never sent."""
+        """Record that envs were reset, or are about to be: their next observation was never sent."""
         names = tuple(envs)
         if names:
             self._last = None
@@ -59,7 +59,7 @@ class ReuseRule:
             self._ended.update(names)
 
     def marks(self, env_indices: Array) -> Array:
-        """Give the bool ``[n]`` array of rows that may be marked."""
+        """Return the bool ``[n]`` array of rows that may be marked."""
         last = self._marks_of_last(env_indices)
         if last is not None:
             return last
@@ -67,7 +67,7 @@ class ReuseRule:
         return np.array([env in legal for env in env_indices.tolist()], dtype=np.bool_)
 
     def fault(self, env_indices: Array, reuse: Array) -> str | None:
-        """Say which env of an infer may not be marked, and why; None if all marks are legal."""
+        """Return which env of an infer may not be marked, and why; None if all marks are legal."""
         last = self._marks_of_last(env_indices)
         if last is not None and (last is reuse or b"\x01" not in (reuse & ~last).tobytes()):
             return None
@@ -91,5 +91,5 @@ class ReuseRule:
 
 
 def same_envs(names: Array, others: Array) -> bool:
-    """Tell whether two int64 arrays of env indices are the same, in the same order."""
+    """Return whether two int64 arrays of env indices are the same, in the same order."""
     return names is others or (len(names) == len(others) and names.tobytes() == others.tobytes())

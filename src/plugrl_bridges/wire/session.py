@@ -1,4 +1,4 @@
-"""Own the order of messages on one connection [4]: the server's and the client's state machine, as one table.
+"""The order of messages on one connection [4]: the server's and the client's state machine, as one table.
 
 Bytes go in, events (validated messages) come out; messages go in, buffers come out. A session holds no socket, thread
 or clock. ``server.hub`` and ``client`` drive it. An illegal message from the peer raises `RemoteProtocolError`, after
@@ -72,7 +72,7 @@ TRANSITIONS: Mapping[Due, tuple[type[Message], Role, Due]] = {
 
 
 class _Session:
-    """Keep what both ends keep: the state, the envs of the open chunk, the reuse rule."""
+    """What both ends keep: the state, the envs of the open chunk, the reuse rule."""
 
     role: Role
 
@@ -107,7 +107,7 @@ class _Session:
 
 
 class ServerSession(_Session):
-    """Stand for the training server on one connection.
+    """The training server's end of one connection.
 
     Call `open` for the first buffers to send, then `receive` for each message and `answer` for each infer.
 
@@ -127,7 +127,7 @@ class ServerSession(_Session):
         self._all_reset = False  # every env of the last action was reset, so that its feedback may be empty
 
     def open(self, metadata: Metadata) -> list[Buffer]:
-        """Give the buffers of the metadata; send them first [5.1]."""
+        """Return the buffers of the metadata; send them first [5.1]."""
         buffers = self._send(metadata)
         self._features = metadata.features
         return buffers
@@ -143,7 +143,7 @@ class ServerSession(_Session):
         return frozenset(self._holders())
 
     def receive(self, data: Buffer | str) -> tuple[Infer | Feedback, tuple[int, ...]]:
-        """Take in one message of the client.
+        """Accept one message of the client.
 
         Args:
             data: Payload of one binary frame, or the str of a text frame.
@@ -177,7 +177,7 @@ class ServerSession(_Session):
         return feedback, strangers
 
     def _holders(self) -> set[int]:
-        """Give the set of the envs that hold an action, which is only made where it is needed."""
+        """Return the set of the envs that hold an action, which is only made where it is needed."""
         if self._whole is not None:
             self._holding.update(self._whole.tolist())
             self._whole = None
@@ -211,7 +211,7 @@ class ServerSession(_Session):
             )
 
     def answer(self, action: Action) -> list[Buffer]:
-        """Give the buffers of the answer to the open infer.
+        """Return the buffers of the answer to the open infer.
 
         Raises:
             LocalProtocolError: if no infer is open; if ``env_ids`` is not the infer's ``env_indices`` in order, or the
@@ -262,7 +262,7 @@ def _rows_of(feedback: Feedback, keep: Array) -> Feedback:
 
 
 class ClientSession(_Session):
-    """Stand for an env client on one connection.
+    """An env client's end of one connection.
 
     Call `receive` for the metadata, then alternate `infer`, `receive` (the action) and `feedback`. After a reconnect
     make a new session and drop any feedback that is still held [7.6].
@@ -276,7 +276,7 @@ class ClientSession(_Session):
         self.metadata = Metadata({})
 
     def receive(self, data: Buffer | str) -> Metadata | Action:
-        """Take in one message of the server; an action always has its ``env_ids`` afterwards.
+        """Accept one message of the server; an action always has its ``env_ids`` afterwards.
 
         Raises:
             RemoteProtocolError: close the connection and reconnect; after a text frame, give up [7.4].
@@ -313,14 +313,14 @@ class ClientSession(_Session):
         return replace(action, env_ids=names) if action.env_ids is None else action
 
     def marks(self, infer: Infer) -> Array | None:
-        """Give the rows of an infer that may be left out [10.1]; None if the server does not offer it or none may."""
+        """Return the rows of an infer that may be left out [10.1]; None if the server does not offer it or none may."""
         if REUSE_FEEDBACK_OBS not in self.features:
             return None
         marks = self._reuse.marks(infer.env_indices)
         return marks if b"\x01" in marks.tobytes() else None
 
     def infer(self, infer: Infer) -> list[Buffer]:
-        """Give the buffers of an infer.
+        """Return the buffers of an infer.
 
         Raises:
             LocalProtocolError: if an infer is not due, carries what the server did not offer, or marks a row that may
@@ -340,7 +340,7 @@ class ClientSession(_Session):
         return buffers
 
     def feedback(self, feedback: Feedback) -> list[Buffer]:
-        """Give the buffers of a feedback; send them together with the next infer's, in one send.
+        """Return the buffers of a feedback; send them together with the next infer's, in one send.
 
         Raises:
             LocalProtocolError: if a feedback is not due, or carries what the server did not offer.
