@@ -156,7 +156,7 @@ class Roster:
         notes: list[str] = []
         if sum(len(seat.envs) for seat in waiting) >= (self.num_envs or 1):
             notes.append(
-                "these do not add up to the slots, since a connection is seated with all its envs or not at all: give "
+                "these do not add up to the slots, since a connection gets slots for all its envs or for none: give "
                 "the trainer another num_envs, or the clients another number of envs"
             )
         notes += self._refusals()
@@ -227,7 +227,7 @@ class Roster:
             why = self._table.why_spare(candidate)
             logger.info("%s is a spare: %s", seat.peer.address, why)
             if not self.filled and candidate.num_envs > self._table.num_envs:
-                self.warn_once(f"{seat.peer.address} cannot be seated: {why}", kind="unseatable")
+                self.warn_once(f"{seat.peer.address} cannot be given slots: {why}", kind="unseatable")
 
     def prepare(self, seat: Seat) -> None:
         """Keep a connection apart while its envs are reset for the first time; `admit` it then."""
