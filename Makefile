@@ -35,7 +35,7 @@ test test-gym029: export OMP_NUM_THREADS := 1
 test test-gym029: export MKL_NUM_THREADS := 1
 test test-gym029: export OPENBLAS_NUM_THREADS := 1
 test: $(READY) ## Run the tests
-	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-gym029: export EXPECTED_GYMNASIUM := 0.29.1
 test-gym029: $(OLD_READY) ## Run the tests of tests/gym029 with Gymnasium 0.29.1 and numpy 1.26

@@ -26,7 +26,7 @@ def make_env() -> Iterator[Callable[..., PlugRemoteVecEnv]]:
     with contextlib.ExitStack() as stack:
 
         def make(**options: Any) -> PlugRemoteVecEnv:
-            env = PlugRemoteVecEnv(**{"port": 0, "timeout": 20.0, "connect_timeout": 20.0, **options})
+            env = PlugRemoteVecEnv(**{"port": 0, "timeout": 20.0, "connect_timeout": 60.0, **options})
             stack.callback(env.close)
             return env
 

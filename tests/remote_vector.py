@@ -38,7 +38,7 @@ def make_vector() -> Iterator[MakeVector]:
     with contextlib.ExitStack() as stack:
 
         def make(kind: Callable[..., Any] = PlugRLVectorEnv, **options: Any) -> Any:
-            env = kind(**{"port": 0, "timeout": 20.0, "connect_timeout": 20.0, **options})
+            env = kind(**{"port": 0, "timeout": 20.0, "connect_timeout": 60.0, **options})
             stack.callback(env.close)
             return env
 

@@ -33,7 +33,7 @@ OBSERVATIONS = gym.spaces.Box(-np.inf, np.inf, (WIDTH,), np.float32)
 ACTIONS = gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
 STOP = (1001, "plugrl-server-stop")
 RESYNC = (1001, "plugrl-server-resync")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def wait_until(done: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
@@ -252,7 +252,7 @@ def resync(server: Any) -> None:
 def bridge(**options: Any) -> Iterator[Lockstep]:
     """Yield a Lockstep on a free port; closed at the end."""
     settings: dict[str, Any] = {
-        "port": 0, "observation_space": OBSERVATIONS, "action_space": ACTIONS, "timeout": 20.0, "connect_timeout": 20.0,
+        "port": 0, "observation_space": OBSERVATIONS, "action_space": ACTIONS, "timeout": 20.0, "connect_timeout": 60.0,
         **options,
     }  # fmt: skip
     lockstep = Lockstep(BridgeOptions(**settings))

@@ -31,7 +31,7 @@ class Running:
     """Run a `PolicyServer` in a thread; `join` gives its summary or raises what it raised."""
 
     def __init__(self, policy: Any = tag_and_time, **options: Any) -> None:
-        self.server = PolicyServer(policy, **{"port": 0, "timeout": 20.0, "connect_timeout": 20.0, **options})
+        self.server = PolicyServer(policy, **{"port": 0, "timeout": 20.0, "connect_timeout": 60.0, **options})
         self.url = self.server.url
         self._outcome: list[Any] = []
         self._error: BaseException | None = None
