@@ -16,7 +16,7 @@ import gymnasium
 import pytest
 
 import plugrl_bridges  # noqa: F401 - registers the ids
-from plugrl_bridges.server.episode_log import COLUMNS
+from plugrl_bridges.server.episodes import COLUMNS
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from plugrl_bridges.cli import main
 from plugrl_bridges.plot import find_episode_logs, plot_learning_curves, read_episodes
-from plugrl_bridges.server.episode_log import COLUMNS, EpisodeLog
+from plugrl_bridges.server.episodes import COLUMNS, EpisodeLog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Own the pictures of episode logs: return against env steps, every slot faint, the mean bold.
 
-Reads the CSV files that ``server.episode_log`` writes; drawing needs matplotlib (the ``plot`` extra). ``cli`` makes a
+Reads the CSV files that ``server.episodes`` writes; drawing needs matplotlib (the ``plot`` extra). ``cli`` makes a
 command of it, ``demo`` draws with it.
 """
 

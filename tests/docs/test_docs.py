@@ -19,7 +19,7 @@ from plugrl_bridges.client.cli import main as client_command
 from plugrl_bridges.conformance.client_cli import main as checker_command
 from plugrl_bridges.gym import PlugRLVectorEnv
 from plugrl_bridges.sb3 import PlugRemoteVecEnv
-from plugrl_bridges.server.episode_log import COLUMNS
+from plugrl_bridges.server.episodes import COLUMNS
 from plugrl_bridges.server.options import BridgeOptions
 from tests.docs.markdown import DOCUMENTS, ROOT, Block, anchors, blocks, links, table
 from tests.docs.runner import Runner

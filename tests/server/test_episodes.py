@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plugrl_bridges.server.episodes import EpisodeCounter
+from plugrl_bridges.server.episodes import COLUMNS, EpisodeCounter, EpisodeLog
 from plugrl_bridges.server.result import StepResult
 
 if TYPE_CHECKING:
@@ -108,3 +108,26 @@ def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
     count.count(result([1.0], terminated=(0,)))
     count.close()
     assert list(tmp_path.iterdir()) == []
+
+
+# The file -----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_on_disk_at_once_and_readable_by_column(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.csv"
+    log = EpisodeLog(path)
+    assert path.read_text() == ",".join(COLUMNS) + "\n"
+    log.add(episode=0, slot=3, ret=0.1 + 0.2, length=7, end="truncated", step=9)
+    row = dict(zip(COLUMNS, path.read_text().splitlines()[1].split(","), strict=True))
+    assert (row["episode"], row["slot"], row["length"], row["end"], row["step"]) == ("0", "3", "7", "truncated", "9")
+    assert float(row["return"]) == 0.1 + 0.2  # to the last bit
+    assert 0 <= float(row["time"]) < 60
+    log.close()
+    log.close()
+
+
+def test_an_older_file_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.csv"
+    path.write_text("something else\n" * 10)
+    EpisodeLog(path).close()
+    assert path.read_text() == ",".join(COLUMNS) + "\n"

@@ -16,7 +16,7 @@ from plugrl_bridges.errors import (
     StepTimeout,
 )
 from plugrl_bridges.server import exchange
-from plugrl_bridges.server.episode_log import EpisodeLog
+from plugrl_bridges.server.episodes import EpisodeLog
 from tests.support import RESYNC, STOP, Puppet, knows_reset, observe, peers, wait_for_log, wait_until
 from tests.transport.ends import Task
 

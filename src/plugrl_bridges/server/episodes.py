@@ -1,16 +1,20 @@
-"""Own the count of episodes: return and length per slot, and the rows of the episode log.
+"""Own the count of a lockstep's episodes, and the CSV file with one row per finished episode.
 
-Vectorised over slots. ``server.lockstep`` calls it once per vector step.
+``server.lockstep`` has each vector step counted, over all slots at once. (``server.tally`` counts what clients do at
+their own pace, and writes the same file.) Columns of the file: ``episode`` (0-based within its slot), ``slot``,
+``return`` (sum of the rewards as they crossed the wire, in float64), ``length`` (env steps), ``end`` (``terminated``,
+``truncated`` or ``lost``), ``step`` (vector steps since the start), ``time`` (seconds since the start).
 """
 
 from __future__ import annotations
 
+import csv
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from plugrl_bridges.server.episode_log import EpisodeLog
 from plugrl_bridges.server.result import Ended
 
 if TYPE_CHECKING:
@@ -19,11 +23,36 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.server.result import StepResult
 
-__all__ = ["EpisodeCounter"]
+__all__ = ["COLUMNS", "EpisodeCounter", "EpisodeLog"]
+
+COLUMNS = ("episode", "slot", "return", "length", "end", "step", "time")
+
+
+class EpisodeLog:
+    """A file of finished episodes; call `add` per episode and `close` at the end. Rows are on disk at once.
+
+    Args:
+        path: File to create or replace.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = Path(path).open("w", newline="", buffering=1, encoding="utf-8")  # noqa: SIM115 - `close` closes it
+        self._writer = csv.writer(self._file, lineterminator="\n")
+        self._writer.writerow(COLUMNS)
+        self._started = time.monotonic()
+
+    def add(self, *, episode: int, slot: int, ret: float, length: int, end: str, step: int) -> None:
+        """Append one finished episode."""
+        elapsed = time.monotonic() - self._started
+        self._writer.writerow((episode, slot, repr(ret), length, end, step, f"{elapsed:.3f}"))
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        self._file.close()
 
 
 class EpisodeCounter:
-    """Count the episodes of all slots.
+    """The count of all slots' episodes.
 
     With a horizon of 1 lengths are exact. With more, a chunk may end early, so the length is what the client reports in
     ``info["episode"]``, or else the steps that were sent.
@@ -44,7 +73,7 @@ class EpisodeCounter:
         self._log = None if path is None else EpisodeLog(path)
 
     def count(self, step: StepResult) -> None:
-        """Take in a vector step, and note in it what was counted of the episodes that it ends."""
+        """Count a vector step, and note in it what was counted of the episodes that it ends."""
         self._steps += 1
         self._returns += step.rewards
         self._lengths += self._horizon * step.stepped
@@ -53,7 +82,7 @@ class EpisodeCounter:
             self._end(np.flatnonzero(done).tolist(), step)
 
     def restart(self, slots: Sequence[int]) -> None:
-        """Take in a reset of these slots; their unfinished episodes are not counted."""
+        """Record a reset of these slots; their unfinished episodes are not counted."""
         self._returns[list(slots)] = 0
         self._lengths[list(slots)] = 0
         self._began[list(slots)] = time.monotonic()

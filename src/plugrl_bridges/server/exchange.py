@@ -92,7 +92,7 @@ class Exchange:
     # What the hub tells -----------------------------------------------------------------------------------------
 
     def on_infer(self, peer: Peer, infer: Infer) -> None:
-        """Take an infer: a newcomer's first, or the observations that end this step."""
+        """Accept an infer: a newcomer's first, or the observations that end this step."""
         seat = self.roster.seat_of(peer)
         if seat is None:
             running = bool(self.last) and not self.asks_newcomers
@@ -142,7 +142,7 @@ class Exchange:
             _copy_rows(step.first, step.observations, slots[~begun & ~reused])
 
     def on_feedback(self, peer: Peer, feedback: Feedback, dropped: tuple[int, ...]) -> None:  # noqa: ARG002 - gone already
-        """Take a feedback: rewards, flags and the last step's observations."""
+        """Record a feedback: rewards, flags and the last step's observations."""
         seat, m = self.roster.seat_of(peer), len(feedback.env_indices)
         if seat is None or m == 0:  # the session admits feedback only for held actions, and only seats hold any
             return

@@ -85,16 +85,16 @@ class Peer:
 
 
 class HubConsumer(Protocol):
-    """Take what the hub receives: with the hub's lock held; arrays are views, valid during the call."""
+    """Who takes what the hub receives: with the hub's lock held; arrays are views, valid during the call."""
 
     def on_infer(self, peer: Peer, infer: Infer) -> None:
-        """Take an infer; a `RemoteProtocolError` raised here resyncs this connection."""
+        """Accept an infer; a `RemoteProtocolError` raised here resyncs this connection."""
 
     def on_feedback(self, peer: Peer, feedback: Feedback, dropped: tuple[int, ...]) -> None:
-        """Take a feedback; ``dropped`` envs held no action and their rows are gone."""
+        """Accept a feedback; ``dropped`` envs held no action and their rows are gone."""
 
     def on_lost(self, peer: Peer, why: str) -> None:
-        """Take the end of a connection; called once per connection that sent a first message."""
+        """Record the end of a connection; called once per connection that sent a first message."""
 
 
 class Hub:
@@ -298,7 +298,7 @@ class Hub:
                 self._selector.unregister(self._listener.fileno())
 
     def _accept(self) -> bool:
-        """Take in who is waiting; tell whether anybody was."""
+        """Accept who is waiting; return whether anybody was."""
         before = self._accepted
         while (websocket := self._listener.accept()) is not None:
             self._accepted += 1
@@ -325,7 +325,7 @@ class Hub:
         self._settle(peer)
 
     def _settle(self, peer: Peer) -> None:
-        """Take note that a connection has ended, or is being ended by the peer: nothing will come of it any more."""
+        """Record that a connection has ended, or is being ended by the peer: nothing will come of it any more."""
         if peer.websocket.closed:
             self._drop(peer)
         elif peer.websocket.state is State.CLOSING and peer.ended_at is None:
@@ -415,7 +415,7 @@ class Hub:
                 self._drop(peer)
 
     def _ping(self, peer: Peer, now: float) -> bool:
-        """Ping if it is time; tell whether a ping has been unanswered for too long.
+        """Ping if it is time; return whether a ping has been unanswered for too long.
 
         The time runs from a ping that was sent, never from what was heard last: while this process itself stood still,
         it asked nothing. A client that computes a step may have no thread to answer with: then the step's own timeout

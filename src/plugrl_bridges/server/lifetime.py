@@ -87,7 +87,7 @@ def _keep(ref: Callable[[], _Hub | None], done: threading.Event) -> None:
 
 
 def _close_at_exit(ref: Callable[[], _Hub | None]) -> Callable[[], None]:
-    """Close the hub when the interpreter ends normally [7.1]; give what undoes this."""
+    """Close the hub when the interpreter ends normally [7.1]; return what undoes this."""
 
     def close() -> None:
         hub = ref()

@@ -261,7 +261,7 @@ class Lockstep:
             self._exchange.verifier.close()
 
     def _verify(self, step: StepResult, *, reset: bool = False) -> None:
-        """Hold a finished result to what the clients say that their envs took and gave."""
+        """Compare a finished result with what the clients say that their envs took and gave."""
         if self._exchange.verifier is not None:
             self._exchange.verifier.check(step, reset=reset)
 
@@ -345,7 +345,7 @@ class Lockstep:
         chosen: set[int],
         begun: set[int],
     ) -> set[int]:
-        """Reset every seat, also those that are taken only while others reset; give the slots whose episodes go on."""
+        """Reset every seat, also those taken only while others reset; return the slots whose episodes go on."""
         timeout_s = self.options.timeout
         if not self._ever_reset:  # a simulator's first reset may take as long as its start
             limit = self.options.connect_timeout
@@ -375,7 +375,7 @@ class Lockstep:
                 raise ClientLost(f"clients come and go during one reset at {self.url}: see the log for their losses")
 
     def _reset_seat(self, seat: Seat, seeds: Sequence[int | None], options: Sequence[Mapping[str, Any] | None]) -> bool:
-        """Ask a client to reset its envs, if need be; tell whether they begin an episode, now or before."""
+        """Ask a client to reset its envs, if need be; return whether they begin an episode, now or before."""
         seeded = any(seeds[slot] is not None for slot in seat.slots)
         with_options = any(options[slot] for slot in seat.slots)
         if seat.stage is Stage.ARRIVED and not seat.returned and not seeded and not with_options:

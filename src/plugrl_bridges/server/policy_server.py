@@ -379,7 +379,7 @@ class PolicyServer:
                 self._on_progress(self.summary)
 
     def _look(self, wait_s: float) -> None:
-        """Take in what comes; from one connection alone by the shortest road, with a look at newcomers now and then."""
+        """Handle what comes; from one connection alone by the shortest road, with a look at newcomers now and then."""
         if len(self._served) == 1 and wait_s:
             [served] = self._served.values()
             self._hub.poll_if_due()

@@ -24,7 +24,7 @@ __all__ = [
 
 
 def client_command(url: str, num_envs: int | None, *, verify: bool = False) -> str:
-    """Give the command that starts a client for this bridge.
+    """Return the command that starts a client for this bridge.
 
     Args:
         url: Where the bridge listens.
@@ -55,7 +55,7 @@ def waiting_for_clients(
     *,
     verify: bool = False,
 ) -> str:
-    """Say how many envs are here before the first step, from where, and how to start more."""
+    """Return how many envs are here before the first step, from where, and how to start more."""
     have = sum(len(seat.envs) for seat in waiting)
     text = f"waiting for env clients at {url} for {elapsed_s:.0f} s: {have} of {num_envs or '?'} envs are here"
     if waiting:
@@ -68,7 +68,7 @@ def waiting_for_clients(
 
 
 def still_acting(url: str, seats: Sequence[Seat], num_envs: int, elapsed_s: float) -> str:
-    """Say which slots have no result for the step."""
+    """Return which slots have no result for the step."""
     missing = [slot for seat in seats for slot in seat.slots]
     who = "; ".join(
         f"slots {slots_text(s.slots)} at {s.peer.address}, last message: {s.peer.last_words()}" for s in seats
@@ -88,7 +88,7 @@ def vacant_slots(
     *,
     verify: bool = False,
 ) -> str:
-    """Say which slots lost their client, to whom they belonged, and how to start another."""
+    """Return which slots lost their client, to whom they belonged, and how to start another."""
     vacant = {slot for loss in losses for slot in loss.vacant}
     told = "; ".join((*(_who_left(loss, loss.vacant) for loss in losses), *notes))
     return (
@@ -98,7 +98,7 @@ def vacant_slots(
 
 
 def lost_clients(url: str, losses: Sequence[Loss], num_envs: int) -> str:
-    """Say which slots lost their client, and to whom they belonged, where that alone is an error."""
+    """Return which slots lost their client, and to whom they belonged, where that alone is an error."""
     lost = {slot for loss in losses for slot in loss.slots}
     who = "; ".join(_who_left(loss, loss.slots) for loss in losses)
     return (

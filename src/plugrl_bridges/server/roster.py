@@ -151,7 +151,7 @@ class Roster:
         self.warn_once(text, kind="spaces")
 
     def waiting_text(self, url: str, elapsed_s: float) -> str:
-        """Say who is here before the first step."""
+        """Return who is here before the first step."""
         waiting = list(self._seats.values())
         notes: list[str] = []
         if sum(len(seat.envs) for seat in waiting) >= (self.num_envs or 1):
@@ -163,12 +163,12 @@ class Roster:
         return report.waiting_for_clients(url, self.num_envs, waiting, elapsed_s, notes, verify=self._verify)
 
     def vacant_text(self, url: str, elapsed_s: float) -> str:
-        """Say which slots nobody has, and who wanted them but was refused."""
+        """Return which slots nobody has, and who wanted them but was refused."""
         n = known(self.num_envs)
         return report.vacant_slots(url, self.vacancies(), n, elapsed_s, self._refusals(), verify=self._verify)
 
     def still_waiting_text(self, url: str, elapsed_s: float) -> str:
-        """Say who owes a result, or else which slots nobody has."""
+        """Return who owes a result, or else which slots nobody has."""
         owing = [seat for seat in self.sitting if seat.owes]
         if owing:
             return f"still waiting: {report.still_acting(url, owing, known(self.num_envs), elapsed_s)}"

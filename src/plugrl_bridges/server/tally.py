@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from plugrl_bridges.server.episode_log import EpisodeLog
+from plugrl_bridges.server.episodes import EpisodeLog
 from plugrl_bridges.wire.info import episode_records
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ __all__ = ["ServedClient", "ServedEpisode", "Tally"]
 
 @dataclass(frozen=True)
 class ServedEpisode:
-    """Describe one finished episode.
+    """One finished episode.
 
     Attributes:
         client: Number of its connection.
@@ -72,7 +72,7 @@ class ServedClient:
 
 @dataclass(eq=False)
 class _Run:
-    """Remember one env on one connection.
+    """One env on one connection.
 
     Attributes:
         partial: Whether the running episode began before this connection did.
@@ -125,12 +125,12 @@ class Tally:
         self._log = EpisodeLog(path)
 
     def arrive(self, number: int, address: str, name: str) -> None:
-        """Take in a connection."""
+        """Record a new connection."""
         self.clients[number] = ServedClient(number, address, name)
         self._runs[number] = {}
 
     def ask(self, number: int, infer: Infer) -> None:
-        """Take in an infer: an env that it names for the first time gets a slot."""
+        """Record an infer: an env that it names for the first time gets a slot."""
         runs = self._runs[number]
         for env, chunks in zip(infer.env_indices.tolist(), infer.step_ids.tolist(), strict=True):
             if env not in runs:
@@ -138,7 +138,7 @@ class Tally:
                 self.clients[number].num_envs += 1
 
     def feed_back(self, number: int, feedback: Feedback) -> None:
-        """Take in a feedback, without the rows of envs that held no action."""
+        """Record a feedback, without the rows of envs that held no action."""
         client, runs = self.clients[number], self._runs[number]
         client.feedbacks += 1
         self._feedbacks += 1
@@ -156,7 +156,7 @@ class Tally:
                 self._end(client, run, terminated=terminated, record=record)
 
     def leave(self, number: int) -> None:
-        """Take in the end of a connection: episodes that are running on it are lost, and not counted."""
+        """Record the end of a connection: episodes that are running on it are lost, and not counted."""
         if number not in self._runs:
             return
         self.clients[number].connected = False
@@ -167,7 +167,7 @@ class Tally:
             self._free_slots.add(run.slot)
 
     def complete(self, episodes: int) -> bool:
-        """Tell whether so many episodes are there, each env having its share: short ones must not crowd out long ones.
+        """Return whether so many episodes are there, by each env its share: short ones must not crowd out long ones.
 
         The shares are those of Stable-Baselines3's ``evaluate_policy``: as equal as can be, the last envs having one
         more. What envs had finished that are gone counts in full, and the others share the rest.
@@ -178,7 +178,7 @@ class Tally:
         )
 
     def counted(self, episodes: int | None = None) -> list[ServedEpisode]:
-        """Give finished episodes in the order of their ends.
+        """Return finished episodes in the order of their ends.
 
         Args:
             episodes: Only the shares of so many, as `complete` has them; None gives all.

@@ -114,13 +114,13 @@ class Verifier:
     # What is said ---------------------------------------------------------------------------------------------------
 
     def sent(self, actions: object) -> None:
-        """Take what the trainer sends, ``[num_envs, *shape]``; copied, since the trainer may change it."""
+        """Record what the trainer sends, ``[num_envs, *shape]``; copied, since the trainer may change it."""
         with np.errstate(over="ignore", invalid="ignore"):
             self._actions = np.array(actions, self._action_leaves[0].dtype)
         self._vector_step += 1
 
     def fed_back(self, rows: slice | Array, digest: Array) -> None:
-        """Take the digests of a feedback.
+        """Record the digests of a feedback.
 
         Args:
             rows: Slots of the message's envs.
@@ -130,7 +130,7 @@ class Verifier:
         self._fed_digests[rows] = self._stands[rows] = digest
 
     def asked(self, rows: slice | Array, digest: Array, begun: Array) -> None:
-        """Take the digests of an infer.
+        """Record the digests of an infer.
 
         Args:
             rows: Slots of the message's envs.
@@ -143,7 +143,7 @@ class Verifier:
             self._from_reset[rows] |= begun[rows]
 
     def seated(self, slots: Sequence[int], digest: Array | None, *, from_reset: Array) -> None:
-        """Take the digests of a client whose envs' first observations are being handed over.
+        """Record the digests of a client whose envs' first observations are being handed over.
 
         Args:
             slots: Slots of its envs.
@@ -160,7 +160,7 @@ class Verifier:
     # What is checked --------------------------------------------------------------------------------------------------
 
     def check(self, step: StepResult, *, reset: bool = False) -> None:
-        """Hold what the trainer gets to what the clients said.
+        """Compare what the trainer gets with what the clients said.
 
         Args:
             step: The finished result.
@@ -281,7 +281,7 @@ class Verifier:
             logger.warning("%s. Further ones of these slots are only counted", text)
 
     def close(self) -> None:
-        """Say what was compared, and how many mismatches there were, if they were no errors."""
+        """Log what was compared, and how many mismatches there were, if they were no errors."""
         if not self._closed:
             level = logging.WARNING if self.mismatches else logging.INFO
             logger.log(
