@@ -1,4 +1,4 @@
-"""Own the place of an env in a run, for ledgers that are made where nobody says it: rank of the client, and number.
+"""The place of an env in a run, for ledgers that are made where nobody says it: rank of the client, and number.
 
 An env client says it around each call of its env factory, so that the factory need not know. ``env`` asks for it.
 """
@@ -18,13 +18,13 @@ _place: ContextVar[tuple[int, int]] = ContextVar("plugrl_bridges_place", default
 
 
 def place_of_new_envs() -> tuple[int, int]:
-    """Give the rank and the number of an env that is being made; (0, 0) outside of a client's factory."""
+    """Return the rank and the number of an env that is being made; (0, 0) outside of a client's factory."""
     return _place.get()
 
 
 @contextmanager
 def placing(rank: int, env_index: int) -> Iterator[None]:
-    """Say whose rank and which number the env has that is made in here."""
+    """Set the rank and the number of the env that is made in here."""
     token = _place.set((rank, env_index))
     try:
         yield

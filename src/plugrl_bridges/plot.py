@@ -1,4 +1,4 @@
-"""Own the pictures of episode logs: return against env steps, every slot faint, the mean bold.
+"""The pictures of episode logs: return against env steps, every slot faint, the mean bold.
 
 Reads the CSV files that ``server.episodes`` writes; drawing needs matplotlib (the ``plot`` extra). ``cli`` makes a
 command of it, ``demo`` draws with it.
@@ -34,7 +34,7 @@ Curve: TypeAlias = "tuple[NDArray[np.float64], NDArray[np.float64]]"
 
 
 class LoggedEpisode:
-    """Hold one row of an episode log.
+    """One row of an episode log.
 
     Attributes:
         slot: The slot it ran in.
@@ -116,7 +116,7 @@ def find_episode_logs(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
 
 
 def _has_episodes(path: Path) -> bool:
-    """Say whether a file begins as an episode log with an episode does; a trainer's own CSV files lie beside it."""
+    """Return whether a file begins as an episode log with an episode does; a trainer's own CSV files lie beside it."""
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         header, row = file.readline(), file.readline()
     return set(_NEEDED) <= set(header.strip().split(",")) and bool(row.strip())
@@ -191,7 +191,7 @@ def _draw(ax: Axes, slots: dict[int, list[LoggedEpisode]], name: str) -> None:
 
 
 def _curve(episodes: Sequence[LoggedEpisode], num_envs: int) -> Curve:
-    """Give the env steps of the whole run at which a slot's episodes ended, and their returns."""
+    """Return the env steps of the whole run at which a slot's episodes ended, and their returns."""
     # A vector step is one env step per slot. With action chunks it is several, and the lengths tell how many.
     taken = accumulate(episode.length for episode in episodes)
     steps = [max(episode.step, length) * num_envs for episode, length in zip(episodes, taken, strict=True)]
@@ -199,7 +199,7 @@ def _curve(episodes: Sequence[LoggedEpisode], num_envs: int) -> Curve:
 
 
 def _mean(curves: Sequence[Curve]) -> Curve:
-    """Give the mean over slots, from where the last of them has a return to where the first has no more.
+    """Return the mean over slots, from where the last of them has a return to where the first has no more.
 
     Where all episodes are of one length this is the mean of the slots' first episodes, of their second, and so on.
     Otherwise a slot's return is interpolated between the ends of two episodes, so that every slot weighs the same.

@@ -1,4 +1,4 @@
-"""Own what is read off any env or vector env: its name, and how a vector env begins the next episode.
+"""What is read off any env or vector env: its name, and how a vector env begins the next episode.
 
 In every release of Gymnasium. The ledger and the client of a batched simulator ask.
 """
@@ -24,7 +24,7 @@ class Autoreset(enum.Enum):
 
 
 def env_name(env: object) -> str:
-    """Give the id of an env or vector env; its class where it has none."""
+    """Return the id of an env or vector env; its class where it has none."""
     spec = getattr(env, "spec", None)
     return str(spec.id) if spec is not None else type(getattr(env, "unwrapped", env)).__name__
 

@@ -1,4 +1,4 @@
-"""Own the digest of a step: 64 bits, chained per env over what that env took and gave.
+"""The digest of a step: 64 bits, chained per env over what that env took and gave.
 
 Pure arithmetic on 32-bit words, quick in numpy over a batch of envs, and a few lines in any language:
 
@@ -77,7 +77,7 @@ class Entry(Protocol):
 
 
 def keys(count: int) -> Array:
-    """Give the first keys, uint64 ``[count]``: SplitMix64 from state 0, lowest bit set."""
+    """Return the first keys, uint64 ``[count]``: SplitMix64 from state 0, lowest bit set."""
     global _keys  # noqa: PLW0603 - a table that only grows
     if count > len(_keys):
         more = max(count, 2 * len(_keys), 256)
@@ -89,7 +89,7 @@ def keys(count: int) -> Array:
 
 
 def digested_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Give the dtype in which values of a space's dtype are digested."""
+    """Return the dtype in which values of a space's dtype are digested."""
     return np.dtype("<f4") if dtype.kind == "f" else dtype.newbyteorder("<")
 
 
@@ -98,7 +98,7 @@ def _word_count(entry: Entry) -> int:
 
 
 def first_words(actions: Sequence[Entry], observations: Sequence[Entry]) -> tuple[list[int], int]:
-    """Give the number of each entry's first word in the row of a step, and that of all words.
+    """Return the number of each entry's first word in the row of a step, and that of all words.
 
     Args:
         actions: Entries of the action, in any order.
@@ -120,7 +120,7 @@ def first_words(actions: Sequence[Entry], observations: Sequence[Entry]) -> tupl
 
 
 def words_of(values: Array, entry: Entry) -> Array:
-    """Give the words of one entry of n envs; a view where the bytes may be taken as they are.
+    """Return the words of one entry of n envs; a view where the bytes may be taken as they are.
 
     Args:
         values: ``[n, *shape]``.
@@ -160,7 +160,7 @@ def sum_of_words(words: Array, first: int = 0) -> Array:
 
 
 class _Gathered:
-    """Own the words of n envs that are gathered, and the views through which entries are put among them."""
+    """The words of n envs that are gathered, and the views through which entries are put among them."""
 
     def __init__(self, num_envs: int, actions: Sequence[Entry], observations: Sequence[Entry]) -> None:
         entries = [*actions, *observations]
@@ -197,7 +197,7 @@ class _Gathered:
 
 
 class StepDigests:
-    """Chain the digests of a batch of envs.
+    """The chained digests of a batch of envs.
 
     Begin each env with `reset`; give each step to `step`. Values are never changed, and may be forgotten afterwards.
 
@@ -300,7 +300,7 @@ class StepDigests:
 
 
 class EnvDigest:
-    """Chain the digest of one env, quicker than a batch of one.
+    """The chained digest of one env; quicker than a batch of one.
 
     Args:
         actions: Entries of the action.
@@ -330,7 +330,7 @@ class EnvDigest:
         self._plain_action, self._plain_observation = all(plain[: self._first]), all(plain[self._first :])
 
     def take(self, actions: Sequence[Any]) -> None:
-        """Take the action of a step, before the env may change it; call `give` next.
+        """Record the action of a step, before the env may change it; call `give` next.
 
         Args:
             actions: Per entry the value that the env takes.

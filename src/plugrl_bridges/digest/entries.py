@@ -1,4 +1,4 @@
-"""Own how a value of a space becomes arrays: one per entry, in the dtype and shape that the space says.
+"""How a value of a space becomes arrays: one per entry, in the dtype and shape that the space says.
 
 What a trainer gets went through buffers of the space's dtype, so digests and ledgers are made of values in it.
 """

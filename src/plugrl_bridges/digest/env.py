@@ -1,4 +1,4 @@
-"""Own the digest at an env: `DigestEnv`, a wrapper that keeps the digest of what the env took and gave.
+"""The digest at an env: `DigestEnv`, a wrapper that keeps the digest of what the env took and gave.
 
 A client puts one around each env; ``ledger.env`` derives a wrapper from it that writes all of it down, too.
 """

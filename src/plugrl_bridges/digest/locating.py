@@ -1,4 +1,4 @@
-"""Own the way back from two digests to the one value that differs.
+"""The way back from two digests to the one value that differs.
 
 If two rows of words differ in one word only, the difference of their digests is that word's key times the difference
 of the word, which fits into 33 bits. Dividing by every key tells which word it is: for another key the quotient is as
@@ -28,7 +28,7 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Located:
-    """Say which value differs.
+    """The value that differs.
 
     Attributes:
         field: ``"terminated"``, ``"truncated"``, ``"reward"``, ``"action"`` or ``"obs"``.
@@ -95,7 +95,7 @@ def locate(
 
 
 def _changed_word(words: Array, difference: int) -> tuple[int, int] | None:
-    """Give number and other value of the one word whose change makes this difference of digests."""
+    """Return number and other value of the one word whose change makes this difference of digests."""
     own = keys(len(words))
     with np.errstate(over="ignore"):
         inverse = own.copy()  # right in the lowest three bits; each round doubles them
@@ -111,7 +111,7 @@ def _changed_word(words: Array, difference: int) -> tuple[int, int] | None:
 
 
 def _first_cell(entry: Entry, *words: Array) -> tuple[str, Any, Any] | None:
-    """Give place and values of the first element in which two values of an entry differ; None if it is the padding."""
+    """Return place and values of the first element in which two values of an entry differ; None if it is padding."""
     carried = digested_dtype(entry.dtype)
     size = math.prod(entry.shape)
     plain = [each.view(np.uint8)[: size * carried.itemsize] for each in words]

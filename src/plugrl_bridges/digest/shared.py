@@ -1,4 +1,4 @@
-"""Own the digests of the envs of one process: each env puts its values into its row, all are digested at once.
+"""The digests of the envs of one process: each env puts its values into its row, all are digested at once.
 
 A batch costs hardly more than one env, so this is what a process with several envs should use: give `SharedDigests.row`
 to each `LedgerEnv`, and read `values` once per vector step.
@@ -24,7 +24,7 @@ _STEP, _RESET = 1, 2
 
 
 class SharedDigests:
-    """Chain the digests of envs that are stepped one after another, in one thread.
+    """The chained digests of envs that are stepped one after another, in one thread.
 
     Args:
         num_envs: n.
@@ -47,7 +47,7 @@ class SharedDigests:
         self._all_steps = bytes([_STEP]) * num_envs
 
     def row(self, number: int) -> DigestRow:
-        """Give one env its row; hand it to a `LedgerEnv` as ``digest``."""
+        """Return one env's row; hand it to a `LedgerEnv` as ``digest``."""
         return DigestRow(self, number)
 
     @property
@@ -57,7 +57,7 @@ class SharedDigests:
         return self._digests.values
 
     def fold(self) -> None:
-        """Take what is pending into the chains."""
+        """Add what is pending to the chains."""
         pending = self.pending
         if pending == self._nothing:
             return
@@ -73,7 +73,7 @@ class SharedDigests:
 
 
 class DigestRow:
-    """Stand for one env among `SharedDigests`, with the methods of an `EnvDigest`.
+    """One env's row of `SharedDigests`, with the methods of an `EnvDigest`.
 
     Args:
         shared: Where the row is.
@@ -96,7 +96,7 @@ class DigestRow:
         return int(self._shared.values[self._number])
 
     def take(self, actions: Sequence[Any]) -> None:
-        """Take the action of a step, before the env may change it; call `give` next."""
+        """Record the action of a step, before the env may change it; call `give` next."""
         if self._pending[self._number]:
             self._shared.fold()
         _put(self._actions, actions)
