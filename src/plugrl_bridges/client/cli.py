@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -19,10 +19,12 @@ from plugrl_bridges import console
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from plugrl_bridges.client.procs import ClientOptions, Outcome
-    from plugrl_bridges.client.record import Progress
+    from plugrl_bridges.client.procs import ClientOptions
+    from plugrl_bridges.client.record import ClientSummary, Progress
 
 __all__ = ["main", "progress_text"]
+
+_Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 _NAME = "plugrl-env-client"
 _RECENT = 10
@@ -37,6 +39,17 @@ def _json_object(_context: click.Context, _option: click.Parameter, value: str) 
     if not isinstance(parsed, dict):
         raise click.BadParameter(f'expected a JSON object such as {{"render_mode": "rgb_array"}}, got {value!r}')
     return parsed
+
+
+def _seconds(_context: click.Context, _option: click.Parameter, value: float) -> float | None:
+    """Return a number of seconds; 0 stands for None."""
+    if not math.isfinite(value):
+        raise click.BadParameter(f"expected a number of seconds, got {value}")
+    return value or None
+
+
+def _seconds_option(name: str, default: float, text: str) -> Callable[[_Command], _Command]:
+    return click.option(name, type=click.FloatRange(0), default=default, callback=_seconds, help=text)
 
 
 @click.command(name=_NAME, context_settings=console.SETTINGS)
@@ -57,13 +70,11 @@ def _json_object(_context: click.Context, _option: click.Parameter, value: str) 
 @click.option("--api-key", envvar="PLUGRL_API_KEY", help="Sent to the server; or set PLUGRL_API_KEY.")
 @click.option("--ca-file", type=click.Path(exists=True, dir_okay=False), help="Certificates to trust, for wss://.")
 @click.option("--reuse/--no-reuse", default=True, help="Leave out observations that the server has.")
-@click.option("--info/--no-info", default=True, help="Send the infos of the envs.")
+@click.option("--info/--no-info", "send_info", default=True, help="Send the infos of the envs.")
 @click.option("--verify", is_flag=True, help="Send digests, for a trainer that checks each step (verify=True there).")
-@click.option(
-    "--connect-timeout", type=click.FloatRange(0), default=300.0, help="Seconds without a server; 0: no limit."
-)
-@click.option("--ping-interval", type=click.FloatRange(0), default=20.0, help="Seconds between pings; 0: none.")
-@click.option("--ping-timeout", type=click.FloatRange(0), default=60.0, help="Seconds of silence allowed; 0: no limit.")
+@_seconds_option("--connect-timeout", 300.0, "Seconds without a server; 0: no limit.")
+@_seconds_option("--ping-interval", 20.0, "Seconds between pings; 0: none.")
+@_seconds_option("--ping-timeout", 60.0, "Seconds of silence allowed; 0: no limit.")
 @click.option("--summary", type=click.Path(dir_okay=False), help="Write the counts to this JSON file at the end.")
 @console.talk_options
 def main(
@@ -73,14 +84,12 @@ def main(
     env_kwargs: dict[str, Any],
     num_envs: int | None,
     num_procs: int,
-    info: bool,
-    connect_timeout: float,
-    ping_interval: float,
-    ping_timeout: float,
+    rank: int | None,
+    ca_file: str | None,
     log_level: str,
     quiet: bool,
     summary: str | None,
-    **plain: Any,
+    **keywords: Any,
 ) -> None:
     """Step environments for a training server: the bridge of plugrl_bridges.sb3, or any other.
 
@@ -99,74 +108,70 @@ def main(
             f"--num-procs {num_procs} is more than --num-envs {num_envs}: a process has one env at least"
         )
     console.check_folder("--summary", summary)
-    for name, seconds in (("connect", connect_timeout), ("ping", ping_timeout)):
-        if not math.isfinite(seconds):
-            raise click.UsageError(f"--{name}-timeout must be a number of seconds, not {seconds}")
-    _check_destination(plain["url"], plain["api_key"])
     from plugrl_bridges.client.procs import ClientOptions  # noqa: PLC0415 - --help must not pay for it
+    from plugrl_bridges.transport import check_destination  # noqa: PLC0415
 
+    try:
+        check_destination(keywords["url"], api_key=keywords["api_key"])
+    except ValueError as exc:
+        raise click.UsageError(str(exc)) from exc
     talk = console.Talk(log_level, quiet=quiet)
     options = ClientOptions(
         env_id=env_id,
         env_factory=env_factory,
         env_kwargs=env_kwargs,
+        ca_file=ca_file,
         num_envs=num_envs,
-        group_num_envs=num_envs,
-        send_info=info,
-        connect_timeout=connect_timeout or None,
-        ping_interval=ping_interval or None,
-        ping_timeout=ping_timeout or None,
+        rank=rank,
+        keywords={**keywords, "group_num_envs": num_envs},
         log_level=talk.log_level,
         terminal=talk.terminal,
-        **plain,
     )
     raise SystemExit(_run(options, num_procs, talk, summary))
-
-
-def _check_destination(url: str, api_key: str | None) -> None:
-    from plugrl_bridges.transport import check_destination  # noqa: PLC0415 - --help must not pay for it
-
-    try:
-        check_destination(url, api_key=api_key)
-    except ValueError as exc:
-        raise click.UsageError(str(exc)) from exc
 
 
 def _run(options: ClientOptions, num_procs: int, talk: console.Talk, summary: str | None) -> int:
     """Run the client or clients; return the exit code."""
     from plugrl_bridges.client import procs  # noqa: PLC0415 - --help must not pay for it
+    from plugrl_bridges.client.record import together  # noqa: PLC0415
 
-    console.configure_logging(talk.log_level, terminal=talk.terminal, who=procs.who(options) if num_procs == 1 else "")
+    console.configure_logging(talk.log_level, terminal=talk.terminal, who=options.who if num_procs == 1 else "")
     signals = console.Signals()
-    line = console.ProgressLine() if talk.terminal else None
+    line = console.ProgressLine()
 
     def show(reports: Sequence[Progress]) -> None:
-        if line is not None and reports:
+        if reports:
             line.show(progress_text(reports, num_procs))
 
+    progress = show if talk.terminal else None
     if num_procs == 1:
-        outcomes = [_run_here(options, signals, None if line is None else lambda progress: show([progress]))]
+        outcomes = [procs.run_here(options, signals, progress)]
     else:
         try:
             clients = _split(options, num_procs)
+            outcomes = procs.run_processes(clients, lambda: signals.received is not None, progress)
         except ValueError as exc:
             return console.fail(_NAME, exc, 2)
-        try:
-            outcomes = procs.run_processes(
-                clients, stopping=lambda: signals.received is not None, progress=None if line is None else show
-            )
         except OSError as exc:
             return console.fail(_NAME, f"cannot start {num_procs} processes: {exc}")
-    if line is not None:
+    if talk.terminal:
         line.clear()
+    done = together([outcome.summary for outcome in outcomes])
     if summary is not None:
-        console.write_json(summary, _counts(outcomes))
-    failed = [(at, outcome.error) for at, outcome in enumerate(outcomes) if outcome.error is not None]
+        counts = {
+            "episodes": done.episodes,
+            "steps": done.steps,
+            "mean_return": done.mean_return if done.episodes else None,
+            "reconnects": done.reconnects,
+            "reasons": [outcome.error or outcome.summary.reason for outcome in outcomes],
+        }
+        console.write_json(summary, counts)
     if not talk.quiet:
-        click.echo(_summary_line(outcomes))
+        click.echo(_summary_line(done))
     ended = signals.exit_code(_NAME)
     if ended is not None:
         return ended
+    failed = [(at, outcome.error) for at, outcome in enumerate(outcomes) if outcome.error is not None]
     if failed:
         at, error = failed[0]
         where = "" if num_procs == 1 else f"{len(failed)} of {num_procs} clients failed; process {at}: "
@@ -174,30 +179,8 @@ def _run(options: ClientOptions, num_procs: int, talk: console.Talk, summary: st
     return 0
 
 
-def _run_here(options: ClientOptions, signals: console.Signals, progress: Callable[[Progress], None] | None) -> Outcome:
-    """Run the only client in this process."""
-    import logging  # noqa: PLC0415
-
-    from plugrl_bridges.client import procs  # noqa: PLC0415 - --help must not pay for it
-    from plugrl_bridges.errors import PlugRLError  # noqa: PLC0415
-
-    client = None
-    try:
-        with signals.interrupting():  # importing the envs may take minutes, and needs no clean end
-            client = procs.make_client(options, progress)
-        signals.call(client.stop)
-        return procs.Outcome(client.run())
-    except console.Interrupted:
-        return procs.Outcome(replace(procs.NOTHING, reason="stopped"))
-    except Exception as exc:
-        if not isinstance(exc, (PlugRLError, ValueError, OSError)):
-            logging.getLogger(__name__).exception("the client failed")
-        summary = procs.NOTHING if client is None else client.summary
-        return procs.Outcome(summary, procs.describe(exc))
-
-
 def _split(options: ClientOptions, num_procs: int) -> list[ClientOptions]:
-    """Spread the envs over the processes, the first ones having one more where it does not divide evenly.
+    """Return the options of each process; the first ones have one env more where it does not divide evenly.
 
     Raises:
         ValueError: The seeds of other commands could then not be told apart from this one's.
@@ -230,35 +213,15 @@ def progress_text(reports: Sequence[Progress], num_procs: int) -> str:
     )
 
 
-def _summary_line(outcomes: Sequence[Outcome]) -> str:
-    """Sum up what all clients did."""
-    summaries = [outcome.summary for outcome in outcomes]
-    episodes = sum(summary.episodes for summary in summaries)
-    steps = sum(summary.steps for summary in summaries)
-    line = f"{episodes} episodes, {steps} env steps"
-    if episodes:
-        mean = sum(summary.mean_return * summary.episodes for summary in summaries if summary.episodes) / episodes
-        recent = sorted(episode for summary in summaries for episode in summary.recent)[-_RECENT:]
-        line += f", mean return {mean:.2f}"
-        line += f" (last {len(recent)}: {sum(episode.ret for episode in recent) / len(recent):.2f})"
-    reconnects = sum(summary.reconnects for summary in summaries)
-    if reconnects:
-        line += f", {reconnects} reconnects"
+def _summary_line(done: ClientSummary) -> str:
+    """Return on one line what all clients did."""
+    line = f"{done.episodes} episodes, {done.steps} env steps"
+    if done.episodes:
+        last = done.returns[-_RECENT:]
+        line += f", mean return {done.mean_return:.2f} (last {len(last)}: {sum(last) / len(last):.2f})"
+    if done.reconnects:
+        line += f", {done.reconnects} reconnects"
     return line
-
-
-def _counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return what all clients did, for programs: ``mean_return`` is null without an episode."""
-    summaries = [outcome.summary for outcome in outcomes]
-    episodes = sum(summary.episodes for summary in summaries)
-    total = sum(summary.mean_return * summary.episodes for summary in summaries if summary.episodes)
-    return {
-        "episodes": episodes,
-        "steps": sum(summary.steps for summary in summaries),
-        "mean_return": total / episodes if episodes else None,
-        "reconnects": sum(summary.reconnects for summary in summaries),
-        "reasons": [outcome.error or outcome.summary.reason for outcome in outcomes],
-    }
 
 
 if __name__ == "__main__":

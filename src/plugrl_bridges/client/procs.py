@@ -15,7 +15,7 @@ import ssl as ssl_module
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
@@ -23,14 +23,15 @@ from typing import TYPE_CHECKING, Any
 from plugrl_bridges import console
 from plugrl_bridges.client.env_client import EnvClient
 from plugrl_bridges.client.factory import env_factory, gym_factory
-from plugrl_bridges.client.record import ClientSummary, Progress
+from plugrl_bridges.client.record import NOTHING, ClientSummary, Progress
 from plugrl_bridges.errors import PlugRLError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
     from multiprocessing.process import BaseProcess
 
-__all__ = ["NOTHING", "ClientOptions", "Outcome", "describe", "make_client", "run_processes", "who"]
+__all__ = ["ClientOptions", "Outcome", "run_here", "run_processes"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,99 +43,100 @@ _STOP = "stop"
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """Hold what one client needs, as plain values that can be sent to another process; see `EnvClient`."""
+    """What one client needs, as plain values that can be sent to another process; ``keywords`` are for `EnvClient`."""
 
-    url: str
     env_id: str | None = None
     env_factory: str | None = None
     env_kwargs: dict[str, Any] = field(default_factory=dict)
+    ca_file: str | None = None
     num_envs: int | None = None
-    seed: int | None = None
     rank: int | None = None
     first_env: int | None = None
-    group_num_envs: int | None = None
-    api_key: str | None = field(default=None, repr=False)
-    ca_file: str | None = None
-    reuse: bool = True
-    send_info: bool = True
-    verify: bool = False
-    connect_timeout: float | None = 300.0
-    ping_interval: float | None = 20.0
-    ping_timeout: float | None = 60.0
+    keywords: dict[str, Any] = field(default_factory=dict, repr=False)  # the API key is among them
     log_level: str = "info"
     terminal: bool = False
-    """Whether a progress line is being written, which log lines must not run into."""
+
+    @property
+    def who(self) -> str:
+        """What stands in each log line of a client that has a rank."""
+        return "" if self.rank is None else f" rank {self.rank}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Say how one client ended: with a summary, or with one line that says why not."""
+    """How one client ended: with a summary, or with one line that says why not."""
 
     summary: ClientSummary
     error: str | None = None
 
 
-def make_client(options: ClientOptions, progress: Callable[[Progress], None] | None = None) -> EnvClient:
-    """Make the client that the options describe.
+_STOPPED_EARLY = Outcome(replace(NOTHING, reason="stopped"))
+"""The outcome of a client that was stopped while it was being made."""
 
-    Raises:
-        FactoryError: There is no such env.
-        ValueError: An option is unusable.
-        OSError: The CA file cannot be read.
-    """
+
+def run_here(
+    options: ClientOptions, signals: console.Signals, progress: Callable[[Sequence[Progress]], None] | None
+) -> Outcome:
+    """Run the only client in this process; ``progress`` is that of `run_processes`."""
+    report = None if progress is None else lambda report: progress([report])
+    try:
+        # Importing the envs may take minutes, and needs no clean end.
+        return _run_client(options, report, signals.interrupting(), lambda client: signals.call(client.stop))
+    except console.Interrupted:
+        return _STOPPED_EARLY
+
+
+def _run_client(
+    options: ClientOptions,
+    progress: Callable[[Progress], None] | None,
+    making: AbstractContextManager[None],
+    made: Callable[[EnvClient], None],
+) -> Outcome:
+    """Make a client within ``making``, hand it to ``made``, and run it; an unexpected error is logged too."""
+    client = None
+    try:
+        with making:
+            client = _make_client(options, progress)
+        made(client)
+        return Outcome(client.run())
+    except Exception as exc:
+        if not isinstance(exc, (PlugRLError, ValueError, OSError)):
+            logger.exception("the client failed")
+        text = " ".join(str(exc).split())
+        if not (text and isinstance(exc, (PlugRLError, ValueError))):
+            text = f"{type(exc).__name__}: {text}".rstrip(": ")
+        return Outcome(NOTHING if client is None else client.summary, text)
+
+
+def _make_client(options: ClientOptions, progress: Callable[[Progress], None] | None) -> EnvClient:
     if options.env_factory is not None:
         make_env = env_factory(options.env_factory, options.env_kwargs)
     else:
         make_env = gym_factory(options.env_id or "", options.env_kwargs)
-    context = None if options.ca_file is None else ssl_module.create_default_context(cafile=options.ca_file)
     return EnvClient(
         make_env,
         num_envs=options.num_envs,
-        url=options.url,
-        seed=options.seed,
         rank=options.rank,
         first_env=options.first_env,
-        group_num_envs=options.group_num_envs,
-        api_key=options.api_key,
-        ssl=context,
-        reuse=options.reuse,
-        send_info=options.send_info,
-        verify=options.verify,
-        connect_timeout=options.connect_timeout,
-        ping_interval=options.ping_interval,
-        ping_timeout=options.ping_timeout,
+        ssl=None if options.ca_file is None else ssl_module.create_default_context(cafile=options.ca_file),
         progress=progress,
+        **options.keywords,
     )
-
-
-def who(options: ClientOptions) -> str:
-    """Return what stands in each log line of a client that has a rank."""
-    return "" if options.rank is None else f" rank {options.rank}"
-
-
-def describe(exc: BaseException) -> str:
-    """Put an error on one line."""
-    text = " ".join(str(exc).split())
-    return text if isinstance(exc, (PlugRLError, ValueError)) and text else f"{type(exc).__name__}: {text}".rstrip(": ")
 
 
 def run_processes(
     clients: Sequence[ClientOptions],
-    *,
     stopping: Callable[[], bool],
     progress: Callable[[Sequence[Progress]], None] | None = None,
 ) -> list[Outcome]:
-    """Run one process per client until all have ended.
+    """Run one process per client until all have ended, and return their outcomes in order.
 
     A client that fails does not end the others: a trainer can go on without it, or say what it does about it.
 
     Args:
-        clients: One set of options per process.
+        clients: Options of each.
         stopping: Whether to end; asked ten times a second.
-        progress: Called with the last report of every client, whenever there is a new one.
-
-    Returns:
-        One outcome per client, in order.
+        progress: Called ten times a second with the last report of every client that made one.
 
     Raises:
         OSError: A process could not be started; those that were are ended.
@@ -151,10 +153,6 @@ def run_processes(
     return [member.outcome or Outcome(NOTHING, "it never started") for member in crew]
 
 
-NOTHING = ClientSummary(0, 0, float("nan"), (), 0, "failed")
-"""The summary of a client that never came to anything."""
-
-
 class _Member:
     """One child process as the parent sees it."""
 
@@ -166,7 +164,7 @@ class _Member:
         self.progress: Progress | None = None
 
     def read(self) -> None:
-        """Take in one report, or the end of the process."""
+        """Read one report, or the end of the process."""
         try:
             report = self.pipe.recv()
         except (EOFError, OSError):
@@ -178,7 +176,7 @@ class _Member:
                 self.progress = report
                 return
             self.outcome = report
-        if self.outcome is not None and self.outcome.error is not None:
+        if self.outcome.error is not None:
             logger.error("client of rank %s failed: %s", self.options.rank, self.outcome.error)
 
     def tell_to_stop(self) -> None:
@@ -244,7 +242,7 @@ def _watch(
 def _child(options: ClientOptions, pipe: Connection, report_progress: bool) -> None:
     """Run one client; the target of a process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    console.configure_logging(options.log_level, terminal=options.terminal, who=who(options))
+    console.configure_logging(options.log_level, terminal=options.terminal, who=options.who)
     client: EnvClient | None = None
 
     def stop() -> None:
@@ -252,18 +250,17 @@ def _child(options: ClientOptions, pipe: Connection, report_progress: bool) -> N
             client.stop()
             return
         # The envs' modules are still being imported, which nothing can end from another thread.
-        _tell(pipe, Outcome(replace(NOTHING, reason="stopped")))
+        _tell(pipe, _STOPPED_EARLY)
         os._exit(0)
 
-    try:
-        threading.Thread(target=_heed, args=(pipe, stop), name="plugrl-parent-watch", daemon=True).start()
-        client = make_client(options, (lambda progress: _tell(pipe, progress)) if report_progress else None)
-        signal.signal(signal.SIGTERM, lambda *_: client.stop())
-        outcome = Outcome(client.run())
-    except Exception as exc:
-        if not isinstance(exc, PlugRLError):
-            logger.exception("the client failed")
-        outcome = Outcome(NOTHING if client is None else client.summary, describe(exc))
+    def made(new: EnvClient) -> None:
+        nonlocal client
+        client = new
+        signal.signal(signal.SIGTERM, lambda *_: new.stop())
+
+    threading.Thread(target=_heed, args=(pipe, stop), name="plugrl-parent-watch", daemon=True).start()
+    report = (lambda progress: _tell(pipe, progress)) if report_progress else None
+    outcome = _run_client(options, report, nullcontext(), made)
     _tell(pipe, outcome)
     sys.exit(0 if outcome.error is None else 1)
 

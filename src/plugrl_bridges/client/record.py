@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from plugrl_bridges.wire.codec import Array, Value
 
-__all__ = ["RECENT_EPISODES", "ClientSummary", "Episode", "EpisodeBook", "Progress"]
+__all__ = ["NOTHING", "ClientSummary", "Episode", "EpisodeBook", "Progress", "together"]
 
-RECENT_EPISODES = 1000
-"""A summary holds this many of the last episodes: a client may run for months."""
+_RECENT = 1000  # a client may run for months
 _MEAN_OVER = 100
 
 
 class Episode(NamedTuple):
-    """Say how one episode went.
+    """How one episode went.
 
     Attributes:
         ended_at: Seconds since the epoch.
@@ -39,7 +40,7 @@ class Episode(NamedTuple):
 
 @dataclass(frozen=True)
 class Progress:
-    """Say how a client is doing; what its ``progress`` callback gets about once a second.
+    """How a client is doing: what its ``progress`` callback gets about once a second.
 
     Attributes:
         state: ``"connecting"``, ``"waiting"`` (for an action) or ``"stepping"``.
@@ -58,7 +59,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class ClientSummary:
-    """Say what a client did, when it has ended.
+    """What a client did.
 
     Attributes:
         episodes: Episodes finished.
@@ -87,47 +88,51 @@ class ClientSummary:
         return [episode.length for episode in self.recent]
 
 
-class EpisodeBook:
-    """Count the running episode of each env, and remember the finished ones.
+NOTHING = ClientSummary(0, 0, math.nan, (), 0, "failed")
+"""The summary of a client that never came to anything."""
 
-    Args:
-        num_envs: Number of envs.
-    """
+
+def together(summaries: Sequence[ClientSummary]) -> ClientSummary:
+    """Return what several clients did, as if one had; its ``recent`` may be longer than that of one."""
+    episodes = sum(each.episodes for each in summaries)
+    total_return = sum(each.mean_return * each.episodes for each in summaries if each.episodes)
+    return ClientSummary(
+        episodes=episodes,
+        steps=sum(each.steps for each in summaries),
+        mean_return=total_return / episodes if episodes else math.nan,
+        recent=tuple(sorted(episode for each in summaries for episode in each.recent)),
+        reconnects=sum(each.reconnects for each in summaries),
+        reason=", ".join(each.reason for each in summaries),
+    )
+
+
+class EpisodeBook:
+    """Counts of the running episode of each env, and the finished ones."""
 
     def __init__(self, num_envs: int) -> None:
         self.chunks = np.zeros(num_envs, np.int64)
         """Completed chunks of each running episode: the ``step_ids`` [5.2]."""
         self.episodes = 0
         self.steps = 0
-        self.recent: deque[Episode] = deque(maxlen=RECENT_EPISODES)
+        self.recent: deque[Episode] = deque(maxlen=_RECENT)
         self._returns = np.zeros(num_envs, np.float64)
         self._lengths = np.zeros(num_envs, np.int64)
         self._total_return = 0.0
 
     def add(self, rows: Array | slice, rewards: Array, lengths: Array, steps: int) -> None:
-        """Add one chunk of the rows named.
-
-        Args:
-            rows: Which envs.
-            rewards: float64, one per row: the sum over the chunk.
-            lengths: int64, one per row: env steps of the chunk.
-            steps: The sum of ``lengths``.
-        """
+        """Add one chunk of the rows named: the sum of rewards and the env steps of each, and the steps of all."""
         self.chunks[rows] += 1
         self._returns[rows] += rewards
         self._lengths[rows] += lengths
         self.steps += steps
 
     def finish(self, ended: Array, success: Array, now: float) -> dict[str, Value]:
-        """Close the episodes of the rows named, and give the ``episode`` record of [5.4] for all n rows.
+        """Close the episodes that just ended, and return the ``episode`` record of [5.4] for all n rows.
 
         Args:
-            ended: bool ``[n]``: whose episode just ended.
+            ended: bool ``[n]``.
             success: bool ``[n]``: read where ``ended``.
             now: Seconds since the epoch.
-
-        Returns:
-            Arrays of n; pick the rows of the feedback from them.
         """
         record = {"r": self._returns.copy(), "l": self._lengths.copy(), "s": success & ended, "mask": ended.copy()}
         for row in np.flatnonzero(ended).tolist():
@@ -145,12 +150,12 @@ class EpisodeBook:
         self._lengths[rows] = 0
 
     def progress(self, state: str, steps_per_s: float) -> Progress:
-        """Give the report for a progress line."""
+        """Return the report for a progress line."""
         latest = list(self.recent)[-_MEAN_OVER:]
         mean = sum(episode.ret for episode in latest) / len(latest) if latest else math.nan
         return Progress(state, self.episodes, self.steps, steps_per_s, mean)
 
     def summary(self, *, reconnects: int, reason: str) -> ClientSummary:
-        """Give the summary."""
+        """Return the summary so far."""
         mean = self._total_return / self.episodes if self.episodes else math.nan
         return ClientSummary(self.episodes, self.steps, mean, tuple(self.recent), reconnects, reason)
