@@ -15,10 +15,11 @@ import numpy as np
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from plugrl_bridges.client import EnvClient
+from plugrl_bridges.client import ClientSummary, EnvClient
 from plugrl_bridges.server.lockstep import Lockstep
 from plugrl_bridges.server.options import BridgeOptions
 from tests.foreign_client import pack, unpack
+from tests.transport.ends import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -267,31 +268,18 @@ class ClientThread:
 
     def __init__(self, make_env: Callable[..., Any], **options: Any) -> None:
         self.client = EnvClient(make_env, **{"connect_timeout": PATIENCE_S, "max_backoff": 0.2, **options})
-        self._outcome: list[Any] = []
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._outcome.append(self.client.run())
-        except BaseException as exc:  # noqa: BLE001 - join raises it
-            self._error = exc
+        self._task = Task(self.client.run)
 
     @property
     def running(self) -> bool:
-        return self._thread.is_alive()
+        return not self._task.done
 
-    def join(self, timeout_s: float = PATIENCE_S) -> Any:
-        self._thread.join(timeout_s)
-        assert not self.running, "the client did not end"
-        if self._error is not None:
-            raise self._error
-        return self._outcome[0]
+    def join(self, timeout_s: float = PATIENCE_S) -> ClientSummary:
+        return self._task.result(timeout_s)
 
     def stop(self) -> None:
         self.client.stop()
-        self._thread.join(PATIENCE_S)
+        self._task.wait(PATIENCE_S)
 
 
 class Proxy:

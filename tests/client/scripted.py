@@ -13,6 +13,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from plugrl_bridges.client import ClientSummary, EnvClient
 from plugrl_bridges.wire.messages import Action, Feedback, Infer, Message, Metadata, ResetRequest, parse_bytes, to_bytes
+from tests.transport.ends import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -143,24 +144,10 @@ class Running:
 
     def __init__(self, client: EnvClient) -> None:
         self.client = client
-        self.error: BaseException | None = None
-        self._summary: ClientSummary | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._summary = self.client.run()
-        except BaseException as exc:  # noqa: BLE001 - raised again by `result`
-            self.error = exc
+        self._task = Task(client.run)
 
     def result(self) -> ClientSummary:
-        self._thread.join(WAIT_S)
-        assert not self._thread.is_alive(), "the client does not end"
-        if self.error is not None:
-            raise self.error
-        assert self._summary is not None
-        return self._summary
+        return self._task.result(WAIT_S)
 
 
 def run(make_env: Callable[[], Any], *scripts: Callable[[Peer], None], **options: Any) -> ClientSummary:

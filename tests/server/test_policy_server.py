@@ -16,6 +16,7 @@ from plugrl_bridges.server import policy_server
 from plugrl_bridges.server.policy_server import Ending, PolicyServer
 from tests.foreign_client import unpack
 from tests.support import ACTIONS, OBSERVATIONS, PATIENCE_S, RESYNC, STOP, ClientThread, CountingEnv, DictEnv, Puppet
+from tests.transport.ends import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,23 +34,10 @@ class Running:
     def __init__(self, policy: Any = tag_and_time, **options: Any) -> None:
         self.server = PolicyServer(policy, **{"port": 0, "timeout": 20.0, "connect_timeout": 60.0, **options})
         self.url = self.server.url
-        self._outcome: list[Any] = []
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._outcome.append(self.server.run())
-        except BaseException as exc:  # noqa: BLE001 - join raises it
-            self._error = exc
+        self._task = Task(self.server.run)
 
     def join(self) -> Any:
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive(), "the policy server did not end"
-        if self._error is not None:
-            raise self._error
-        return self._outcome[0]
+        return self._task.result(PATIENCE_S)
 
     def stop(self) -> Any:
         self.server.stop()

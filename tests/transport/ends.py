@@ -49,8 +49,12 @@ class Task(Generic[T]):
     def done(self) -> bool:
         return not self._thread.is_alive()
 
-    def result(self, timeout_s: float = 60.0) -> T:
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the end, whatever it is."""
         self._thread.join(timeout_s)
+
+    def result(self, timeout_s: float = 60.0) -> T:
+        self.wait(timeout_s)
         assert self.done, "the other end is still busy"
         if self._error is not None:
             raise self._error
