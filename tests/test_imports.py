@@ -68,7 +68,7 @@ IMPURE = frozenset(
 TRAINERS = frozenset({"cleanrl", "matplotlib", "pandas", "rlinf", "stable_baselines3", "torch"})
 MAY_IMPORT_TRAINERS = frozenset({"sb3", "cleanrl", "rlinf", "plot"}) | FRONTS
 # Of a unit that may not, the modules that are imported only by whoever has the trainer or draws pictures.
-TRAINER_MODULES = frozenset({f"{PACKAGE}.ledger.vec_env", f"{PACKAGE}.ledger.plot"})
+TRAINER_MODULES = frozenset({f"{PACKAGE}.ledger.vec_env"})
 
 
 class Import(NamedTuple):

@@ -173,7 +173,7 @@ def test_ledgers_of_a_factory_know_rank_and_number(tmp_path: Path) -> None:
     batch.reset([0, 1, 2])
     batch.close()
     [path] = folder.iterdir()
-    assert LedgerReader(path).joined() == [(2, 0), (2, 1), (2, 2)]
+    assert LedgerReader(path).envs == [(2, 0), (2, 1), (2, 2)]
     assert place_of_new_envs() == (0, 0)
 
 

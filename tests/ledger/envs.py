@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +13,8 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
-from plugrl_bridges.ledger import LedgerEnv, LedgerReader
-from plugrl_bridges.ledger.format import HEAD, HEAD_BYTES, MAGIC, Flag, Kind, frame
+from plugrl_bridges.ledger import LedgerEnv
+from plugrl_bridges.ledger.schema import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,18 +78,9 @@ def make_recorded(folder: str, env_index: int, hangs_at: int = 0, arrived: str =
 
 
 def forget_losses(path: Path) -> None:
-    """Write a trainer's ledger anew, as if the bridge did not say which ends it made up."""
-    reader = LedgerReader(path)
-    header = reader.header
-    pieces = [MAGIC, frame(header.to_bytes())]
-    for _, kind, whole in reader._payloads():
-        payload = bytearray(whole)
-        if kind == Kind.STEP:
-            _, everybody, _, m = HEAD.unpack_from(payload)
-            at = HEAD_BYTES + m * (header.action.width + 8 + 4 * (not everybody))
-            payload[at : at + m] = bytes(flags & ~Flag.LOST for flags in payload[at : at + m])
-        pieces.append(frame(bytes(payload)))
-    path.write_bytes(b"".join(pieces))
+    """Change a trainer's ledger, as if the bridge did not say which ends it made up."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("UPDATE steps SET flags = flags & ~?", (int(Flag.LOST),))
 
 
 class MixedEnv(gym.Env[Any, Any]):

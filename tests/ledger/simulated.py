@@ -163,10 +163,10 @@ class SimulatedBridge(gym.vector.VectorEnv[Any, Any, Any]):
             for row in client:
                 self._envs[row].close()
             return
-        writer = self._envs[client[0]]._write.__self__  # type: ignore[attr-defined]
-        writer._pending.clear()
-        writer._file.close()
-        writer.closed = True
+        writer = self._envs[client[0]]._writer
+        assert writer is not None
+        writer._waiting.clear()
+        writer.close(whole=False)
 
     def _advance(self, row: int, action: Any) -> tuple[Any, float, bool, bool]:
         """Step an env; as every client does, it begins the next episode at once."""

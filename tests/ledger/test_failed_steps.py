@@ -10,9 +10,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from plugrl_bridges.errors import LedgerError
 from plugrl_bridges.ledger import LedgerEnv, LedgerReader, LedgerVectorEnv, compare
-from plugrl_bridges.ledger.format import HEAD, Kind, frame
+from plugrl_bridges.ledger.schema import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,8 +88,8 @@ def run(
     return compare(folder / "trainer.ledger", [folder / f"env{number}.ledger" for number in range(ENVS)]), failed
 
 
-def kinds(path: Path) -> list[Kind]:
-    return [record.kind for record in LedgerReader(path).records()]
+def without_outcome(path: Path) -> int:
+    return LedgerReader(path).count("flags & ?", (int(Flag.FAILED),))
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
@@ -101,10 +100,10 @@ def test_what_envs_did_in_a_step_that_failed_is_no_difference(tmp_path: Path, mo
         found, failed = run(tmp_path / str(number), mode, at.__getitem__)
         assert failed >= 3
         assert found.equal, str(found)
-        assert found.env_steps > ENVS * (60 - failed) * 0.7, "and all else was compared"
+        assert found.env_steps > ENVS * (60 - failed) * 0.6, "and all else was compared"
         path = tmp_path / str(number) / "trainer.ledger"
-        assert LedgerReader(path).tail.closed
-        assert kinds(path).count(Kind.FAILED) == failed
+        assert LedgerReader(path).closed
+        assert without_outcome(path) == failed * ENVS
 
 
 def test_a_trainer_that_takes_another_step(tmp_path: Path) -> None:
@@ -120,23 +119,9 @@ def test_a_fault_near_a_step_that_failed(tmp_path: Path, spoil: int) -> None:
     assert failed == 1
     assert found.first is not None
     assert (found.first.slot.number, found.first.vector_step) == (0, spoil), str(found)
-    assert found.cells.total() == 1
 
 
 def test_no_failed_step_is_written_of_other_runs(tmp_path: Path) -> None:
     found, failed = run(tmp_path, AutoresetMode.SAME_STEP, lambda _: set())
     assert (found.equal, failed) == (True, 0)
-    assert Kind.FAILED not in kinds(tmp_path / "trainer.ledger")
-
-
-def test_such_a_record_that_is_wrong_is_an_error(tmp_path: Path) -> None:
-    run(tmp_path, AutoresetMode.SAME_STEP, lambda _: set())
-    end = frame(HEAD.pack(Kind.END, 0, 0, 0))
-    for name, payload, said in (
-        ("env0", HEAD.pack(Kind.FAILED, 1, 0, 1), "only a trainer's"),
-        ("trainer", HEAD.pack(Kind.FAILED, 1, 0, ENVS) + b"more", "expected 8"),
-    ):
-        path = tmp_path / f"{name}.ledger"
-        path.write_bytes(path.read_bytes().removesuffix(end) + frame(payload) + end)
-        with pytest.raises(LedgerError, match=said):
-            kinds(path)
+    assert not without_outcome(tmp_path / "trainer.ledger")

@@ -55,13 +55,13 @@ def test_stable_baselines3(tmp_path: Path, kind: Callable[..., VecEnv], fault: b
             venv.reset()  # in the middle of an episode
     venv.close()
     found = compare(tmp_path / "trainer", [tmp_path / "envs"])
-    assert found.env_steps == NUM_ENVS * 420
-    assert found.episodes == NUM_ENVS * 3
+    if not fault:
+        assert (found.env_steps, found.episodes) == (NUM_ENVS * 420, NUM_ENVS * 3)
     assert found.equal is not fault
     if found.first is not None:
         first = found.first
         assert (first.slot.number, first.episode, first.step, first.field, first.cell) == (2, 1, 30, "obs", "obs[1]")
-        assert dict(found.cells) == {"obs": 1}
+        assert first.cells == 1
 
 
 class FaultyVectorEnv(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
@@ -97,7 +97,8 @@ def test_gymnasium(tmp_path: Path, kind: Callable[..., Any], mode: AutoresetMode
         resets += int((before if mode is AutoresetMode.NEXT_STEP else ended).sum())
     env.close()
     found = compare(tmp_path / "trainer", [tmp_path / "envs"])
-    assert (found.env_steps, found.episodes) == (steps, resets)
+    if not fault:
+        assert (found.env_steps, found.episodes) == (steps, resets)
     assert resets > NUM_ENVS
     assert found.equal is not fault
     if found.first is not None:
@@ -117,7 +118,7 @@ def test_spaces_of_all_kinds(tmp_path: Path, full: bool) -> None:
     env.close()
     found = compare(tmp_path / "trainer", [tmp_path / "envs"])
     assert (found.equal, found.env_steps, found.episodes) == (True, 30, 9)
-    entries = LedgerReader(tmp_path / "trainer").header.observation.entries
+    entries = LedgerReader(tmp_path / "trainer").header.observation.all
     assert {entry.name: entry.digested for entry in entries} == {
         "image": not full, "inner/flags": False, "inner/mode": False, "words": False, "x": False,
     }  # fmt: skip
@@ -139,7 +140,7 @@ def test_a_changed_pixel_is_found(tmp_path: Path, full_trainer: bool, full_env: 
     assert found.first is not None
     assert (found.first.vector_step, found.first.slot.number, found.first.field) == (3, 1, "obs")
     assert found.first.cell == ("obs[5,6,2]" if full_trainer and full_env else "digest of obs")
-    assert dict(found.cells) == {"obs": 1}
+    assert found.first.cells == 1
 
 
 def test_float64_is_compared_as_the_trainer_sees_it(tmp_path: Path) -> None:
@@ -227,7 +228,7 @@ def test_action_is_recorded_as_it_was_before_the_step(tmp_path: Path) -> None:
     env.step(np.ones(2, np.float32))
     env.close()
     reader = LedgerReader(tmp_path / "env")
-    [event] = [event for record in reader.records() for event in record.events if not event.is_reset]
+    [event] = [event for event in reader.records() if not event.is_reset]
     assert reader.header.action.split(event.action)[0].tolist() == [1.0, 1.0]
 
 

@@ -3,9 +3,9 @@
 Wrap each env in a `LedgerEnv` and what the trainer sees in a `LedgerVecEnv` (Stable-Baselines3) or a `LedgerVectorEnv`
 (Gymnasium); give the files to `compare`, or to ``stepledger`` on the command line. Works with or without the bridge.
 
-``format`` owns the bytes on disk, ``columns`` how values become them, ``writer`` and ``reader`` the files; ``streams``
-and ``comparing`` put both sides together; ``digest`` is the 64-bit digest of a step. Nothing is imported before a name
-is used, so that an env process needs the base install alone.
+A ledger is a SQLite database: ``schema`` owns its tables, ``columns`` how values become bytes in them, ``writer`` and
+``reader`` the files; ``choosing`` and ``comparing`` put both sides together. Nothing is imported before a name is used,
+so that an env process needs the base install alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Own the ``stepledger`` command: compare ledgers, show one, draw where they differ.
+"""Own the ``stepledger`` command: compare ledgers, show one.
 
 Exit codes: 0 if both sides are equal, 1 if they differ, 2 for a wrong command line or a file that cannot be read.
 """
@@ -6,23 +6,30 @@ Exit codes: 0 if both sides are equal, 1 if they differ, 2 for a wrong command l
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from plugrl_bridges import console
 from plugrl_bridges.errors import LedgerError
-from plugrl_bridges.ledger.files import escaped, is_folder
+from plugrl_bridges.ledger.reader import escaped
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from plugrl_bridges.ledger.columns import Column, Columns
     from plugrl_bridges.ledger.outcome import Comparison
+    from plugrl_bridges.ledger.reader import LedgerReader, Record
+    from plugrl_bridges.ledger.schema import Header
 
 __all__ = ["main"]
 
 _NAME = "stepledger"
 _SHOWN_FILES = 16
+_SHOWN_CELLS = 8
 
 _float32 = click.option(
     "--float32", is_flag=True, help="Compare 64-bit floats as float32, for a client that sends them so."
@@ -53,29 +60,6 @@ def compare(*, trainer: str, envs: tuple[str, ...], as_json: bool, float32: bool
 
 
 @main.command(context_settings=console.SETTINGS)
-@click.argument("trainer", type=click.Path())
-@click.argument("envs", type=click.Path(), nargs=-1, required=True)
-@click.option("--out", type=click.Path(dir_okay=False), default="differences.png", help="Picture to write.")
-@_float32
-def plot(*, trainer: str, envs: tuple[str, ...], out: str, float32: bool) -> None:
-    """Draw where TRAINER and ENVS differ: a heat map of env and vector step.
-
-    Needs matplotlib: pip install 'plugrl-bridges[plot]'. Exit status as of compare.
-    """
-    found = _compared(trainer, envs, float32=float32)
-    try:
-        from plugrl_bridges.ledger.plot import plot_differences  # noqa: PLC0415 - matplotlib is an extra
-
-        written = plot_differences(found, out)
-    except ImportError as exc:
-        raise SystemExit(_fail(f"plot needs matplotlib ({exc}): pip install 'plugrl-bridges[plot]'")) from exc
-    except (OSError, ValueError) as exc:
-        raise SystemExit(_fail(f"--out {out}: {exc}")) from exc
-    _say(f"{found}\nwritten: {escaped(str(written))}")
-    raise SystemExit(0 if found.equal else 1)
-
-
-@main.command(context_settings=console.SETTINGS)
 @click.argument("file", type=click.Path())
 @click.option("--env", "number", type=click.IntRange(0), help="Only this env's events.")
 @click.option("--episode", type=click.IntRange(0), help="Only events of this episode of each env, from 0.")
@@ -87,18 +71,85 @@ def show(*, file: str, number: int | None, episode: int | None, step: int | None
 
     Episodes and steps are counted as compare counts them. Exit status 2: the file cannot be read, or has no such env.
     """
-    # --help must not pay for these.
-    from plugrl_bridges.ledger.reader import LedgerReader  # noqa: PLC0415
-    from plugrl_bridges.ledger.showing import Choice, about, chosen  # noqa: PLC0415
+    from plugrl_bridges.ledger.reader import LedgerReader  # noqa: PLC0415 - --help must not pay for it
 
     try:
-        if is_folder(file):
+        if os.path.isdir(file):  # noqa: PTH112 - pathlib's raises for a name that is too long
             raise LedgerError(_of_folder(Path(file)))
         reader = LedgerReader(file)
-        lines = [*about(reader), *chosen(reader, Choice(number, episode, step, skip, events))]
+        wanted = {"env": number, "episode": episode, "step": step}
+        lines = [*_about(reader), *_chosen(reader, {k: v for k, v in wanted.items() if v is not None}, skip, events)]
     except LedgerError as exc:
         raise SystemExit(_fail(exc)) from exc
     _say("\n".join(lines))
+
+
+def _about(reader: LedgerReader) -> Iterator[str]:
+    """Say in lines what a ledger is of, and how it ends."""
+    header = reader.header
+    told = ", ".join(f"{key} {value}" for key, value in header.about.items())
+    yield f"side      {header.side.value} ({header.dialect.value})"
+    yield f"run       {escaped(header.run) or '-'}"
+    yield f"about     {escaped(told)}"
+    for name, columns in (("action", header.action), ("obs", header.observation)):
+        for column in columns.all:
+            by = " by digest; full=True records it whole" if column.digested else ""
+            yield f"{name:<9} {escaped(column.name)} {list(column.shape)} {column.dtype.str}{by}"
+    yield f"envs      {_envs(reader)}"
+    yield f"end       {reader.tail}"
+
+
+def _envs(reader: LedgerReader) -> str:
+    numbers = [str(number) for _, number in reader.envs]
+    return (", ".join(numbers[:_SHOWN_FILES]) or "-") + (", …" if len(numbers) > _SHOWN_FILES else "")
+
+
+def _chosen(reader: LedgerReader, wanted: dict[str, int], skip: int, events: int) -> Iterator[str]:
+    """Return the rows that are wanted, one line each; a line that says why, if there are none."""
+    if "env" in wanted and wanted["env"] not in {number for _, number in reader.envs}:
+        raise LedgerError(f"{reader.path} has no env {wanted['env']}: its envs are {_envs(reader)}")
+    given = tuple(wanted.values())
+    where = " AND ".join(["1", *(f"{name} = ?" for name in wanted)])
+    shown = False
+    for record in reader.select(where, given, limit=events, skip=skip):
+        shown = True
+        yield _line(reader.header, record)
+    if not shown and events:
+        count = reader.count(where, given)
+        whose = "".join(f"{', ' if at else ' of '}{name} {value}" for at, (name, value) in enumerate(wanted.items()))
+        skipped = f"; --skip {skip} leaves out all of them" if count else ""
+        yield f"nothing to show: the ledger has {count} events{whose}{skipped}"
+
+
+def _line(header: Header, record: Record) -> str:
+    from plugrl_bridges.ledger.schema import Flag  # noqa: PLC0415 - --help must not pay for it
+
+    at = f" (vector step {record.vector_step})" if header.side.value == "trainer" else ""
+    place = f"env {record.env}, episode {record.episode}, step {record.step}{at}"
+    observation = _values(header.observation, record.observation)
+    if record.flags & Flag.AGAIN:
+        return f"{place}: handed over again, otherwise than before -> {observation}"
+    if record.is_reset:
+        return f"{place}: reset -> {observation}"
+    action = _values(header.action, record.action)
+    if record.flags & Flag.FAILED:
+        return f"{place}: {action} -> no outcome"
+    flags = "".join(f"{flag.name} ".lower() for flag in Flag if record.flags & flag)
+    return f"{place}: {action} -> reward {record.reward!r} {flags}{observation}"
+
+
+def _values(columns: Columns, data: bytes) -> str:
+    if not data:
+        return "[none]" if columns.width else "[]"
+    return " ".join(_short(column, value) for column, value in zip(columns.all, columns.split(data), strict=True))
+
+
+def _short(column: Column, value: Any) -> str:  # noqa: ANN401 - an array of any dtype
+    if column.digested:
+        return f"[digest {int(value):016x}]"
+    cells = value.reshape(-1).tolist()
+    text = " ".join(f"{cell:.6g}" if isinstance(cell, float) else escaped(str(cell)) for cell in cells[:_SHOWN_CELLS])
+    return f"[{text}{' …' if len(cells) > _SHOWN_CELLS else ''}]"
 
 
 def _of_folder(folder: Path) -> str:

@@ -46,12 +46,9 @@ class Common:
     """
 
     def __init__(self, trainer: Columns, env: Columns, what: str, *, float32: bool) -> None:
-        order = [_counterpart(entry, trainer, env, what) for entry in trainer.entries]
+        order = [_counterpart(entry, trainer, env, what) for entry in trainer.all]
         self.columns = Columns(
-            [
-                _common(entry, env.entries[at], what, float32=float32)
-                for entry, at in zip(trainer.entries, order, strict=True)
-            ]
+            [_common(entry, env.all[at], what, float32=float32) for entry, at in zip(trainer.all, order, strict=True)]
         )
         self._trainer = _converter(trainer, self.columns, list(range(len(order))))
         self._env = _converter(env, self.columns, order)
@@ -72,17 +69,17 @@ class Common:
 
 def _counterpart(entry: Column, trainer: Columns, env: Columns, what: str) -> int:
     """Give the number of the env's entry that the trainer's is: by name; a lone one by its shape."""
-    same = [at for at, other in enumerate(env.entries) if other.name == entry.name]
-    if not same and (len(trainer.entries) == 1 or len(env.entries) == 1):
+    same = [at for at, other in enumerate(env.all) if other.name == entry.name]
+    if not same and (len(trainer.all) == 1 or len(env.all) == 1):
         same = [
             at
-            for at, other in enumerate(env.entries)
+            for at, other in enumerate(env.all)
             if other.shape == entry.shape and _kind(other.dtype) == _kind(entry.dtype)
         ]
-    if len(same) != 1 or env.entries[same[0]].shape != entry.shape:
+    if len(same) != 1 or env.all[same[0]].shape != entry.shape:
         raise LedgerError(
             f"the ledgers are of different {what}: the trainer's has {_shown(entry)}, "
-            f"the env's has {', '.join(map(_shown, env.entries))}: put the trainer's ledger below wrappers that "
+            f"the env's has {', '.join(map(_shown, env.all))}: put the trainer's ledger below wrappers that "
             "change values or shapes"
         )
     return same[0]
@@ -108,22 +105,22 @@ def _common(ours: Column, theirs: Column, what: str, *, float32: bool) -> Column
 
 def _converter(own: Columns, common: Columns, order: Sequence[int]) -> Callable[[bytes], bytes] | None:
     """Give what turns a side's bytes into the common form; None if they are in it already."""
-    if tuple(own.entries[at] for at in order) == common.entries and len(order) == len(own.entries):
+    if tuple(own.all[at] for at in order) == common.all and len(order) == len(own.all):
         return None
-    named = [replace(own.entries[at], name=entry.name) for at, entry in zip(order, common.entries, strict=True)]
-    if named == list(common.entries) and list(order) == list(range(len(own.entries))):
+    named = [replace(own.all[at], name=entry.name) for at, entry in zip(order, common.all, strict=True)]
+    if named == list(common.all) and list(order) == list(range(len(own.all))):
         return None
 
     def convert(data: bytes) -> bytes:
         values = own.split(data)
         pieces = []
-        for at, entry in zip(order, common.entries, strict=True):
+        for at, entry in zip(order, common.all, strict=True):
             value: Array = values[at]
-            if not own.entries[at].digested:
+            if not own.all[at].digested:
                 with np.errstate(over="ignore", invalid="ignore"):
                     value = value.astype(entry.dtype)
                 if entry.digested:
-                    value = entry.digest(value[None])
+                    value = entry.packed(value[None])
             pieces.append(value.tobytes())
         return b"".join(pieces)
 
@@ -139,7 +136,7 @@ def differing(columns: Columns, trainer: bytes, env: bytes) -> list[Cell]:
         env: The env's bytes.
     """
     found: list[Cell] = []
-    values = zip(columns.entries, columns.split(trainer), columns.split(env), strict=True)
+    values = zip(columns.all, columns.split(trainer), columns.split(env), strict=True)
     for entry, ours, theirs in values:
         if entry.digested:
             if ours != theirs:

@@ -5,7 +5,6 @@ Works in any process that has the base install; ``vec_env`` and ``vector_env`` k
 
 from __future__ import annotations
 
-import struct
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -14,9 +13,9 @@ from plugrl_bridges.digest.digest import EnvDigest
 from plugrl_bridges.digest.env import DigestEnv
 from plugrl_bridges.errors import LedgerError
 from plugrl_bridges.ledger.columns import Columns
-from plugrl_bridges.ledger.format import HEAD, Dialect, Kind, Side, frame
+from plugrl_bridges.ledger.schema import Dialect, Flag, Header, Side, stored
 from plugrl_bridges.ledger.wrapping import expect_env
-from plugrl_bridges.ledger.writer import Subject, shared
+from plugrl_bridges.ledger.writer import shared
 from plugrl_bridges.place import place_of_new_envs
 from plugrl_bridges.traits import env_name
 
@@ -32,13 +31,12 @@ if TYPE_CHECKING:
 __all__ = ["LedgerEnv"]
 
 _LARGEST = (1 << 31) - 1  # of an env or a rank, as the file holds it
-_END = struct.Struct("<dB")
 
 Env: TypeAlias = "gymnasium.Env[Any, Any]"
 
 
 class LedgerEnv(DigestEnv):
-    """Write down what an env takes and gives, and pass it through unchanged.
+    """Wrapper that writes down what an env takes and gives, and passes it through unchanged.
 
     Put it outermost, so that it stands where the env is handed to whoever steps it. All envs of a process may share one
     path. `close` it, and the file says that nothing is missing; then give it to `compare` together with the trainer's.
@@ -65,13 +63,7 @@ class LedgerEnv(DigestEnv):
         ValueError: for a negative rank or number.
     """
 
-    _not_copied: ClassVar[dict[str, Any]] = {
-        "_path": None,
-        "_digest": None,
-        "_joined": False,
-        "_writer": None,
-        "_leave": lambda: None,
-    }
+    _not_copied: ClassVar[dict[str, Any]] = {"_path": None, "_digest": None, "_writer": None, "_leave": lambda: None}
 
     def __init__(
         self,
@@ -92,20 +84,15 @@ class LedgerEnv(DigestEnv):
         super().__init__(env, owner=owner)
         if digest:
             self._digest = EnvDigest(*self.entries) if digest is True else digest
-        self._observation_columns = Columns.of(env.observation_space, "obs", full=full, owner=owner)
-        self._action_columns = Columns.of(env.action_space, "action", full=full, owner=owner)
+        self._observation_columns = Columns.of(self._observation.all, full=full)
+        self._action_columns = Columns.of(self._action.all, full=full)
+        self._header = Header(Side.ENV, Dialect.GYMNASIUM, self._observation_columns, self._action_columns, run)
         self._env_index = env_index
         self._rank = rank
-        self._joined = False
         self._path = path
-        self._subject = Subject(
-            Side.ENV, Dialect.GYMNASIUM, self._observation_columns, self._action_columns, 0, run, env_name(env)
-        )
-        self._leave: Callable[[], object] = _nothing
         self._writer: LedgerWriter | None = None
-        own = env_index.to_bytes(4, "little")
-        self._reset_head = HEAD.pack(Kind.RESET, 0, 0, 1) + own
-        self._step_head = HEAD.pack(Kind.STEP, 0, 0, 1) + own
+        self._leave: Callable[[], object] = _nothing
+        self._episode, self._step = -1, 1
         self._taken = b""
 
     @property
@@ -123,54 +110,58 @@ class LedgerEnv(DigestEnv):
         super()._record_reset(observation)
         if self._path is not None:
             writer = self._writer or self._join(self._path)
-            writer.write_through(frame(self._reset_head + self._observation_columns.pack_one(observation)))
+            if self._step:  # a reset behind a reset begins no other episode
+                self._episode += 1
+                self._step = 0
+            shown = self._observation_columns.pack_one(self._observation.values(observation))
+            writer.write([(self._env_index, self._episode, 0, None, Flag.RESET, None, None, shown)], through=True)
 
     def _record_action(self, action: Any) -> None:  # noqa: ANN401 - the env's own
         super()._record_action(action)
-        if self._joined:
-            self._taken = self._action_columns.pack_one(action)
+        if self._writer is not None:
+            self._taken = self._action_columns.pack_one(self._action.values(action))
 
     def _record_step(self, reward: float, terminated: bool, truncated: bool, observation: Any) -> None:  # noqa: ANN401
         super()._record_step(reward, terminated, truncated, observation)
         if self._writer is not None:
-            ending = _END.pack(reward, (1 if terminated else 0) | (2 if truncated else 0))
-            pieces = (self._step_head, self._taken, ending, self._observation_columns.pack_one(observation))
-            self._writer.write(frame(b"".join(pieces)))
+            self._step += 1
+            flags = (1 if terminated else 0) | (2 if truncated else 0)
+            shown = self._observation_columns.pack_one(self._observation.values(observation))
+            row = (self._env_index, self._episode, self._step, None, flags, stored(reward), self._taken, shown)
+            self._writer.write([row])
 
     def _miss(self) -> None:
-        """Note that a step or reset may have happened which is not in the file: then it gets no end mark."""
+        """Note that a step or reset may have happened which is not in the file: then it is not marked as closed."""
         if self._writer is not None:
             self._writer.complete = False
 
     def _join(self, path: str | os.PathLike[str]) -> LedgerWriter:
-        writer = shared(path, self._subject, rank=self._rank)
+        writer = shared(path, self._header, env_name(self.env), rank=self._rank)
         try:
             writer.begin([(self._rank, self._env_index)])
         except BaseException:
             writer.leave()
             raise
         self._writer = writer
-        self._joined = True
         leave = weakref.finalize(self, writer.leave, self._env_index)
         leave.atexit = False
         self._leave = leave
         return writer
 
     def close(self) -> None:
-        """Close the env; the last one of a file closes it, with the end mark."""
+        """Close the env; the last one of a file closes it, and marks it as closed."""
         super().close()
-        self._joined = False
         self._writer = None
         self._leave()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Give what pickle writes, before the first reset.
+        """Return what pickle writes, before the first reset.
 
         Raises:
             LedgerError: afterwards, and if a digest is kept: both belong to this process.
         """
-        if self._joined or self._digest is not None:
-            what = f"writes to {self._path}" if self._joined else "keeps a digest"
+        if self._writer is not None or self._digest is not None:
+            what = f"writes to {self._path}" if self._writer is not None else "keeps a digest"
             raise LedgerError(
                 f"this LedgerEnv {what} and cannot be pickled: pickle the env inside it (.env), or make the LedgerEnv "
                 "in the process that steps it. copy.deepcopy gives a copy that writes nothing"

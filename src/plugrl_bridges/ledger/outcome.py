@@ -1,31 +1,27 @@
-"""Own what comes of a comparison: the first difference, counts per field, and where the differences lie.
+"""Own what comes of a comparison: the first difference of each env, and what was not compared.
 
-``comparing`` fills it in, ``cli`` and ``plot`` show it.
+``comparing`` fills it in, ``cli`` shows it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from plugrl_bridges.ledger.files import escaped
+from plugrl_bridges.ledger.reader import escaped
 
-if TYPE_CHECKING:
-    from plugrl_bridges.wire.arrays import Array
-
-__all__ = ["FIELDS", "Comparison", "Difference", "HeatMap", "Slot"]
+__all__ = ["FIELDS", "Comparison", "Difference", "Slot"]
 
 FIELDS = ("action", "obs", "terminal_obs", "reward", "terminated", "truncated", "reset_obs", "step_count")
 """What is compared. Within a step the first of these that differs is the one that is named."""
-_BINS = 1024
+_SHOWN_ENVS = 8
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Say which env a row of the trainer is.
+    """Which env a row of the trainer is.
 
     Attributes:
         number: Row of the trainer.
@@ -37,10 +33,14 @@ class Slot:
     rank: int
     env_index: int
 
+    def __str__(self) -> str:
+        """Name it."""
+        return f"env {self.number} (rank {self.rank}, index {self.env_index})"
+
 
 @dataclass(frozen=True)
 class Difference:
-    """Say where, and in what, both sides differ.
+    """Where, and in what, both sides of an env differ first.
 
     Attributes:
         slot: Which env.
@@ -67,14 +67,14 @@ class Difference:
     def __str__(self) -> str:
         """Say it in one line."""
         what = self.field if self.cell == self.field else f"{self.field}: {escaped(self.cell)}"
+        more = f" ({self.cells} cells of it differ)" if self.cells > 1 else ""
         return (
-            f"env {self.slot.number} (rank {self.slot.rank}, index {self.slot.env_index}), episode {self.episode}, "
-            f"step {self.step} (vector step {self.vector_step}), {what} is {_shown(self.trainer)} at the trainer and "
-            f"{_shown(self.env)} at the env"
+            f"{self.slot}, episode {self.episode}, step {self.step} (vector step {self.vector_step}), {what} is "
+            f"{_shown(self.trainer)} at the trainer and {_shown(self.env)} at the env{more}"
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Give it for programs."""
+        """Return it for programs."""
         return {
             "slot": self.slot.number, "rank": self.slot.rank, "env_index": self.slot.env_index, "episode": self.episode,
             "step": self.step, "vector_step": self.vector_step, "field": self.field, "cell": self.cell,
@@ -82,59 +82,23 @@ class Difference:
         }  # fmt: skip
 
 
-class HeatMap:
-    """Count differing cells per env and vector step, in a bounded number of bins that widen as the run grows.
-
-    Args:
-        num_envs: Rows.
-    """
-
-    def __init__(self, num_envs: int) -> None:
-        self.steps_per_bin = 1
-        self.steps = 0
-        """The last vector step that was counted or reached."""
-        self._cells = np.zeros((num_envs, _BINS), np.int64)
-
-    def add(self, slot: int, vector_step: int, cells: int) -> None:
-        """Count cells that differ."""
-        self.reach(vector_step)
-        self._cells[slot, vector_step // self.steps_per_bin] += cells
-
-    def reach(self, vector_step: int) -> None:
-        """Make room up to a vector step."""
-        self.steps = max(self.steps, vector_step)
-        while vector_step // self.steps_per_bin >= _BINS:
-            halved = self._cells.reshape(len(self._cells), _BINS // 2, 2).sum(axis=2)
-            self._cells[:, : _BINS // 2], self._cells[:, _BINS // 2 :] = halved, 0
-            self.steps_per_bin *= 2
-
-    @property
-    def cells(self) -> Array:
-        """int64 ``[envs, bins]``, as many bins as the run has."""
-        found: Array = self._cells[:, : self.steps // self.steps_per_bin + 1]
-        return found
-
-
 @dataclass
 class Comparison:
-    """Say what came of comparing a trainer's ledger with those of its envs.
+    """What came of comparing a trainer's ledger with those of its envs.
 
     Attributes:
         slots: Which env each row of the trainer is.
-        first: The first difference; None if both sides are equal.
-        cells: Per field, how many cells differ; for ``step_count``, how many steps have no counterpart.
-        env_steps: Steps that were compared, of all envs together.
-        episodes: Resets that were compared, of all envs together.
-        not_compared: Steps of the trainer for which the env's ledger, which was not closed, holds nothing any more.
-        lost_steps: Steps that the bridge made up because a client was lost.
+        differences: The first difference of each env that has one, the earliest by vector step first.
+        env_steps: Steps that were compared, of all envs together; of an env none behind its first difference.
+        episodes: Resets that were compared, likewise.
+        not_compared: Steps of the trainer that were not compared: of episodes in which a client was lost or a step had
+            no outcome, and those that the ledger of an env, which was not closed, does not hold.
+        lost_steps: Ends that the bridge made up because a client was lost.
         notes: What else there is to say of the files.
-        heat: Where the differences lie.
     """
 
     slots: tuple[Slot, ...]
-    heat: HeatMap
-    first: Difference | None = None
-    cells: Counter[str] = field(default_factory=Counter)
+    differences: list[Difference] = field(default_factory=list)
     env_steps: int = 0
     episodes: int = 0
     not_compared: int = 0
@@ -147,24 +111,27 @@ class Comparison:
         return self.episodes
 
     @property
+    def first(self) -> Difference | None:
+        """The first difference of all, by vector step, then by env; None if both sides are equal."""
+        return self.differences[0] if self.differences else None
+
+    @property
     def equal(self) -> bool:
         """Whether no difference was found."""
-        return self.first is None
+        return not self.differences
 
     def add(self, difference: Difference) -> None:
-        """Count a difference; the earliest by vector step, then by env, is kept as the first."""
-        self.cells[difference.field] += difference.cells
-        self.heat.add(difference.slot.number, difference.vector_step, difference.cells)
-        if self.first is None or _order(difference) < _order(self.first):
-            self.first = difference
+        """Add the first difference of an env."""
+        self.differences.append(difference)
+        self.differences.sort(key=lambda each: (each.vector_step, each.slot.number))
 
     def as_json(self) -> dict[str, Any]:
-        """Give it for programs."""
+        """Return it for programs."""
         return {
             "equal": self.equal, "envs": len(self.slots), "env_steps": self.env_steps, "resets": self.resets,
             "not_compared": self.not_compared, "lost_steps": self.lost_steps,
             "first": None if self.first is None else self.first.as_json(),
-            "cells": {name: self.cells[name] for name in FIELDS if self.cells[name]}, "notes": self.notes,
+            "differences": [each.as_json() for each in self.differences], "notes": self.notes,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -172,22 +139,19 @@ class Comparison:
         about = f"{len(self.slots)} envs, {self.env_steps} env steps and {self.resets} resets compared"
         lines = [f"equal: {about}" if self.equal else f"DIFFERENT: {about}"]
         if self.first is not None:
-            counts = ", ".join(f"{name} {self.cells[name]}" for name in FIELDS if self.cells[name])
-            lines += [f"first difference: {self.first}", f"differing cells: {counts}"]
+            lines.append(f"first difference: {self.first}")
+            lines += [f"and first in {each}" for each in self.differences[1:_SHOWN_ENVS]]
+            if len(self.differences) > _SHOWN_ENVS:
+                lines.append(f"and in {len(self.differences) - _SHOWN_ENVS} more envs")
         if self.not_compared:
-            lines.append(f"not compared: {self.not_compared} env steps, which the envs' ledgers no longer hold")
+            lines.append(f"not compared: {self.not_compared} env steps")
         if self.lost_steps:
-            lines.append(f"not compared: {self.lost_steps} env steps at which a client was lost")
+            lines.append(f"ends at which a client was lost: {self.lost_steps}")
         return "\n".join([*lines, *(f"note: {escaped(note)}" for note in self.notes)])
 
 
-def _order(difference: Difference) -> tuple[int, ...]:
-    at = (difference.vector_step, difference.slot.number, difference.episode, difference.step)
-    return *at, FIELDS.index(difference.field)
-
-
 def _plain(value: object) -> object:
-    """Give a value as JSON can hold it; what is no finite number as text."""
+    """Return a value as JSON can hold it; what is no finite number as text."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not np.isfinite(value):

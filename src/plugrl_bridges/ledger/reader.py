@@ -1,71 +1,83 @@
-"""Own ledger files that are read: checked frame by frame, cut into records and events, and where the record ends.
+"""Own ledgers that are read: opened without changing anything, and every number bounded before it is believed.
 
-`LedgerReader` is what ``streams`` pulls from. A file may still be written to, or have lost its tail: what stands behind
-the last whole record is no fault. Everything else that is not as ``format`` says is one `LedgerError`.
+A ledger may still be written to, or have been left by a process that was killed: what it committed is read.
+Everything else that is not as ``schema`` says is one `LedgerError`.
 """
 
 from __future__ import annotations
 
-import os
-import struct
-import zlib
-from dataclasses import dataclass
-from itertools import repeat
+import contextlib
+import shutil
+import sqlite3
+import stat
+import tempfile
+import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plugrl_bridges.errors import LedgerError
-from plugrl_bridges.ledger.files import opened
-from plugrl_bridges.ledger.format import (
-    FRAME,
-    FRAME_BYTES,
-    GUARD,
-    HEAD,
-    HEAD_BYTES,
-    MAGIC,
-    MAX_ENVS,
-    MAX_HEADER_BYTES,
-    Flag,
-    Header,
-    Kind,
-    Side,
-)
+from plugrl_bridges.ledger.schema import APPLICATION_ID, INDEX, TABLES, VERSION, Flag, Header, Side, restored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import BinaryIO
+    import os
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["Event", "LedgerReader", "Record", "RecordedEpisode", "Tail"]
+__all__ = ["LedgerReader", "Record", "RecordedEpisode", "escaped"]
 
-_ZEROS_BYTES = 1 << 16
-_JOIN = struct.Struct("<ii")
-_KINDS = {int(kind): kind for kind in Kind}
-_FLAGS = bytes(range(sum(Flag) + 1))
-_LAST_NUMBER = 2**31 - 1
+_MAX_ENVS = 1_000_000
+_MAX_META = 64
+_MAX_COLUMNS = 4096
+_MAX_TEXT = 1 << 16
+_LAST = (1 << 31) - 1
+_MAGIC = b"SQLite format 3\0"
+
+# What is wrong with a row, in the terms of SQLite; it looks at types and lengths, and reads no values.
+_WRONG = (
+    "SELECT id FROM steps WHERE env NOT IN (SELECT env FROM envs)"
+    " OR typeof(episode) <> 'integer' OR episode NOT BETWEEN -1 AND :last"
+    " OR typeof(step) <> 'integer' OR step NOT BETWEEN 0 AND :last"
+    " OR typeof(flags) <> 'integer' OR flags NOT BETWEEN 0 AND 63"
+    " OR (vector_step IS NOT NULL AND (typeof(vector_step) <> 'integer' OR vector_step NOT BETWEEN 0 AND :last))"
+    " OR CASE typeof(reward) WHEN 'null' THEN 0 WHEN 'real' THEN 0 WHEN 'blob' THEN length(reward) <> 8 ELSE 1 END"
+    " OR CASE typeof(action) WHEN 'null' THEN flags & 52 = 0 WHEN 'blob' THEN length(action) <> :action ELSE 1 END"
+    " OR CASE typeof(obs) WHEN 'null' THEN flags & 43 = 0 WHEN 'blob' THEN length(obs) <> :obs ELSE 1 END"
+    " LIMIT 1"
+)
 
 
-class Event(NamedTuple):
-    """Hold what happened to one env: a reset, or a step.
+class Record(NamedTuple):
+    """One row of a ledger: a reset or a step of one env.
 
     Attributes:
-        is_reset: Which of both.
-        at: How many records of steps the file had before this one ended: the vector step, on the trainer's side.
-        flags: See `format.Flag`; 0 for a reset.
-        reward: 0 for a reset.
-        action: Its bytes; empty for a reset.
-        observation: Its bytes: what the step or the reset returned.
+        id: Its place in the file.
+        env: Number of the env, or the trainer's row.
+        episode: How many episodes the env had begun before.
+        step: Of the episode, from 1; 0 is the reset.
+        vector_step: At a trainer the number of the vector step, from 1; else 0.
+        flags: See `plugrl_bridges.ledger.schema.Flag`.
+        reward: 0 where there is none.
+        action: Its bytes; empty where there is none.
+        observation: Its bytes: what the step or the reset returned; empty where the trainer was given none.
     """
 
-    is_reset: bool
-    at: int
+    id: int
+    env: int
+    episode: int
+    step: int
+    vector_step: int
     flags: int
     reward: float
     action: bytes
     observation: bytes
 
+    @property
+    def is_reset(self) -> bool:
+        """Whether it is a reset, not a step."""
+        return bool(self.flags & Flag.RESET)
+
 
 class RecordedEpisode(NamedTuple):
-    """Say how a finished episode went, by the rewards and flags that were recorded.
+    """How a finished episode went, by the rewards and flags that were recorded.
 
     Attributes:
         env: Number of the env, or the trainer's row.
@@ -82,51 +94,8 @@ class RecordedEpisode(NamedTuple):
     truncated: bool
 
 
-class Record(NamedTuple):
-    """Hold one record: which envs, and one event each.
-
-    Attributes:
-        kind: What it is about.
-        envs: Numbers of the envs; for a join the number of the one that joins.
-        events: One per env; none for a join, a failed step and the end. Of kind ``KEPT`` they are no events of the env:
-            only their observation, and after which vector step, counts.
-        rank: Of the env that joins.
-    """
-
-    kind: Kind
-    envs: tuple[int, ...]
-    events: tuple[Event, ...]
-    rank: int = 0
-
-
-@dataclass(frozen=True)
-class Tail:
-    """Say how a ledger ends.
-
-    Attributes:
-        closed: Whether it has its end mark.
-        records: Whole records.
-        at_byte: Where the last whole record ends.
-        lost_bytes: Bytes behind it, of a record that was not written whole.
-    """
-
-    closed: bool
-    records: int
-    at_byte: int
-    lost_bytes: int
-
-    def __str__(self) -> str:
-        """Say it in words."""
-        if self.closed:
-            return f"closed after {self.records} records"
-        text = f"ends without an end mark after {self.records} records, at byte {self.at_byte}"
-        return text + (f"; the {self.lost_bytes} bytes behind it are no whole record" if self.lost_bytes else "")
-
-
 class LedgerReader:
-    """Read one ledger, in order, holding one record at a time.
-
-    Iterate over `records`; ask `tail` how the file ends.
+    """One ledger that is read.
 
     Args:
         path: The file.
@@ -137,183 +106,180 @@ class LedgerReader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        with opened(self.path) as file:
-            start = file.read(len(MAGIC))
-            if start != MAGIC:
-                what = "is empty" if not start else "is no step ledger: it does not begin as one"
-                raise LedgerError(f"{self.path} {what}")
-            payload = next(self._frames(file, largest=MAX_HEADER_BYTES), None)
-            if payload is None:
-                raise LedgerError(f"{self.path} ends within its header")
-            try:
-                self.header = Header.from_bytes(payload)
-            except LedgerError as exc:
-                raise LedgerError(f"{self.path} cannot be read: {exc}") from exc
-            self._begin = file.tell()
-        self._tail: Tail | None = None
-        self._last = self.header.num_envs - 1 if self.header.side is Side.TRAINER else _LAST_NUMBER
-        self._has_text = self.header.action.has_text or self.header.observation.has_text
-        self._everybody = tuple(range(self.header.num_envs))
-        per_env = 4 + self.header.action.width + 9 + self.header.observation.width
-        self._largest = HEAD_BYTES + max(_JOIN.size, (self.header.num_envs or MAX_ENVS) * per_env)
+        _check_file(self.path)
+        self._db = _opened(self.path)
+        self.close = weakref.finalize(self, self._db.close)
+        self._checked = False
+        with self._reading():
+            self._check_schema()
+            meta = self._meta()
+            self.closed = meta.pop("closed", 0) == 1
+            """Whether it was closed by whoever wrote it, so that nothing is missing."""
+            columns = self._db.execute("SELECT * FROM columns ORDER BY part, number LIMIT ?", (_MAX_COLUMNS,))
+            self.header = Header.read(meta, columns.fetchall())
+            self.envs: list[tuple[int, int]] = self._db.execute(
+                "SELECT rank, env FROM envs WHERE typeof(rank) = 'integer' AND rank BETWEEN 0 AND ? AND env BETWEEN 0 "
+                "AND ? ORDER BY rank, env LIMIT ?",
+                (_LAST, _LAST, _MAX_ENVS),
+            ).fetchall()
+            """Rank and number of each env that wrote here; at a trainer, its rows."""
 
-    def _frames(self, file: BinaryIO, *, largest: int) -> Iterator[bytes]:
-        """Give the payloads of whole frames, from where the file stands; no length is believed that it cannot have."""
-        size = 0
-        while True:
-            at = file.tell()
-            head = file.read(FRAME_BYTES)
-            if len(head) < FRAME_BYTES:
-                return
-            length, guard, checksum = FRAME.unpack(head)
-            if length ^ GUARD != guard:
-                if not any(head) and self._only_zeros(file):
-                    return  # what some filesystems leave after a power failure
-                raise self._corrupted(at, "no record begins there")
-            if length > largest:
-                raise self._corrupted(at, f"a record of {length} bytes, expected at most {largest}")
-            end = at + FRAME_BYTES + length
-            if end > size and end > (size := os.fstat(file.fileno()).st_size):
-                return
-            payload = file.read(length)
-            if len(payload) < length:
-                return
-            if zlib.crc32(payload) != checksum:
-                raise self._corrupted(at, "the checksum of the record does not fit")
-            yield payload
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turn what SQLite refuses, and what is not as it should be, into one error."""
+        try:
+            yield
+        except (sqlite3.Error, UnicodeError, OverflowError) as exc:
+            raise LedgerError(f"{self.path} cannot be read: {exc}") from exc
+        except LedgerError as exc:
+            raise LedgerError(f"{self.path} cannot be read: {exc}") from exc.__cause__
 
-    @staticmethod
-    def _only_zeros(file: BinaryIO) -> bool:
-        while piece := file.read(_ZEROS_BYTES):
-            if piece.count(0) != len(piece):
-                return False
-        return True
+    def _check_schema(self) -> None:
+        db = self._db
+        [application], [version] = (
+            db.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
+        )
+        if application != APPLICATION_ID:
+            raise LedgerError("it is a SQLite file, but no step ledger")
+        if version != VERSION:
+            raise LedgerError(f"it has format {version}, and this release reads format {VERSION}")
+        found = db.execute("SELECT name, sql FROM sqlite_master LIMIT 10").fetchall()
+        if not TABLES.items() <= set(found) <= {*TABLES.items(), *INDEX.items()}:
+            raise LedgerError("it has other tables than a step ledger")
 
-    def _corrupted(self, at: int, what: str) -> LedgerError:
-        return LedgerError(f"{self.path} is corrupted at byte {at}: {what}")
+    def _meta(self) -> dict[str, Any]:
+        rows = self._db.execute(
+            "SELECT name, value FROM meta WHERE typeof(name) = 'text' AND length(name) <= ? AND "
+            "(typeof(value) IN ('integer', 'real') OR typeof(value) = 'text' AND length(value) <= ?) LIMIT ?",
+            (_MAX_TEXT, _MAX_TEXT, _MAX_META),
+        )
+        return dict(rows.fetchall())
 
-    @property
-    def tail(self) -> Tail:
-        """How the file ends; reads it to the end once."""
-        if self._tail is None:
-            for _ in self._payloads():
-                pass
-        if self._tail is None:
-            raise LedgerError(f"{self.path} cannot be read to its end")
-        return self._tail
+    def records(self, env: int | None = None, *, since: int = 0) -> Iterator[Record]:
+        """Return the rows in the order in which they were written.
 
-    def _payloads(self) -> Iterator[tuple[int, Kind, bytes]]:
-        """Give where each record begins, its kind and its payload."""
-        with opened(self.path) as file:
-            file.seek(self._begin)
-            count, end, closed = 0, self._begin, False
-            for payload in self._frames(file, largest=self._largest):
-                if closed:
-                    raise self._corrupted(end, "a record behind the end mark")
-                kind = _KINDS.get(payload[0]) if len(payload) >= HEAD_BYTES else None
-                if kind is None:
-                    raise self._corrupted(end, "a record of an unknown kind")
-                count += 1
-                at, end = end, end + FRAME_BYTES + len(payload)
-                closed = kind is Kind.END
-                yield at, kind, payload
-            self._tail = Tail(closed, count, end, file.seek(0, 2) - end)
-
-    def joined(self) -> list[tuple[int, int]]:
-        """Give rank and number of the envs that wrote here, in the order in which they joined; reads the whole file."""
-        return [self._join(at, payload) for at, kind, payload in self._payloads() if kind is Kind.JOIN]
-
-    def _join(self, at: int, payload: bytes) -> tuple[int, int]:
-        if self.header.side is not Side.ENV:
-            raise self._corrupted(at, "an env joins, which only those of an env's ledger do")
-        if len(payload) != HEAD_BYTES + _JOIN.size:
-            raise self._corrupted(at, f"a join of {len(payload)} bytes, expected {HEAD_BYTES + _JOIN.size}")
-        rank, number = _JOIN.unpack_from(payload, HEAD_BYTES)
-        if rank < 0 or number < 0:
-            raise self._corrupted(at, f"env {number} of rank {rank} joins, expected numbers from 0")
-        return rank, number
-
-    def records(self) -> Iterator[Record]:
-        """Give the records.
+        Args:
+            env: Number of the env, or the trainer's row; None: all.
+            since: Id of the first row.
 
         Raises:
-            LedgerError: at a record that is not as it should be.
+            LedgerError: if the file has a row that is not as it should be.
         """
-        steps = 0
-        for at, kind, payload in self._payloads():
-            if kind is Kind.JOIN:
-                rank, number = self._join(at, payload)
-                yield Record(kind, (number,), (), rank)
-                continue
-            try:
-                record = self._record(kind, payload, steps)
-            except (struct.error, ValueError) as exc:
-                raise self._corrupted(at, f"the record is not as its header says ({exc})") from exc
-            steps += record.kind is Kind.STEP
-            yield record
+        return self.select("id >= ?" if env is None else "id >= ? AND env = ?", (since, env)[: 1 + (env is not None)])
+
+    def select(self, where: str, given: Sequence[object] = (), *, limit: int = -1, skip: int = 0) -> Iterator[Record]:
+        """Return the rows for which an expression of SQL is true.
+
+        Args:
+            where: The expression.
+            given: Its parameters.
+            limit: Return so many at most; -1 for all.
+            skip: Leave out so many first.
+
+        Raises:
+            LedgerError: as of `records`.
+        """
+        with self._reading():
+            self._check_rows()
+            query = f"SELECT * FROM steps WHERE {where} ORDER BY id LIMIT ? OFFSET ?"  # noqa: S608 - our own text
+            for number, env, episode, step, at, flags, reward, action, observation in self._db.execute(
+                query, (*given, limit, skip)
+            ):
+                yield Record(
+                    number, env, episode, step, at or 0, flags, restored(reward), action or b"", observation or b""
+                )
+
+    def count(self, where: str, given: Sequence[object] = ()) -> int:
+        """Return for how many rows an expression of SQL is true."""
+        with self._reading():
+            query = f"SELECT count(*) FROM steps WHERE {where}"  # noqa: S608 - our own text
+            return int(self._db.execute(query, tuple(given)).fetchone()[0])
+
+    def _check_rows(self) -> None:
+        if not self._checked:
+            given = {"action": self.header.action.width, "obs": self.header.observation.width, "last": _LAST}
+            wrong = self._db.execute(_WRONG, given).fetchone()
+            if wrong is not None:
+                raise LedgerError(f"row {wrong[0]} of its table steps is not as its other tables say")
+            self._checked = True
 
     def episodes(self) -> Iterator[RecordedEpisode]:
-        """Give the finished episodes, in the order in which they ended: what any log of returns must agree with.
+        """Return the finished episodes, in the order in which they ended: what any log of returns must agree with.
 
         Raises:
-            LedgerError: as `records` does.
+            LedgerError: as of `records`.
         """
-        running: dict[int, tuple[float, int]] = {}
-        for record in self.records():
-            if record.kind is Kind.KEPT:
-                continue
-            for env, event in zip(record.envs, record.events, strict=False):  # a join has no event
-                ret, length = (0.0, 0) if event.is_reset else running.get(env, (0.0, 0))
-                if not event.is_reset:
-                    ret, length = ret + event.reward, length + 1
-                running[env] = (ret, length)
-                if event.flags & (Flag.TERMINATED | Flag.TRUNCATED):
-                    flags = bool(event.flags & Flag.TERMINATED), bool(event.flags & Flag.TRUNCATED)
-                    yield RecordedEpisode(env, ret, length, *flags)
+        running: dict[int, float] = {}
+        for record in self.select(f"flags & {int(Flag.AGAIN | Flag.FAILED)} = 0"):
+            ret = running[record.env] = 0.0 if record.is_reset else running.get(record.env, 0.0) + record.reward
+            if record.flags & (Flag.TERMINATED | Flag.TRUNCATED):
+                flags = bool(record.flags & Flag.TERMINATED), bool(record.flags & Flag.TRUNCATED)
+                yield RecordedEpisode(record.env, ret, record.step, *flags)
 
-    def _record(self, kind: Kind, payload: bytes, steps: int) -> Record:
-        _, everybody, _, m = HEAD.unpack_from(payload)
-        action, observation = self.header.action, self.header.observation
-        is_step = kind is Kind.STEP
-        if kind in (Kind.KEPT, Kind.FAILED) and self.header.side is Side.ENV:
-            raise ValueError("a kind that only a trainer's has")
-        if everybody > 1 or (everybody and m != len(self._everybody)):
-            raise ValueError(f"{m} rows are everybody (mark {everybody}), and it has {len(self._everybody)}")
-        row_bytes = (0 if everybody else 4) + observation.width + (action.width + 9 if is_step else 0)
-        due = HEAD_BYTES + (0 if kind is Kind.FAILED else m * row_bytes)
-        if due != len(payload):
-            raise ValueError(f"{len(payload)} bytes, expected {due}")
-        if kind in (Kind.END, Kind.FAILED):
-            return Record(kind, (), ())
-        at = HEAD_BYTES
-        envs = self._everybody
-        if not everybody:
-            envs = struct.unpack_from(f"<{m}i", payload, at)
-            if m != 1 or not 0 <= envs[0] <= self._last:
-                self._check_numbers(envs)
-            at += 4 * m
-        if not is_step:
-            rows = observation.rows(payload, at, m)
-            if self._has_text:
-                observation.check(rows)
-            return Record(kind, envs, tuple(Event(kind is Kind.RESET, steps, 0, 0.0, b"", row) for row in rows))
-        actions = action.rows(payload, at, m)
-        at += m * action.width
-        rewards = struct.unpack_from(f"<{m}d", payload, at)
-        at += 8 * m
-        flags = payload[at : at + m]
-        if flags.translate(None, _FLAGS):
-            raise ValueError(f"the flags {max(flags):#04x}, expected at most {_FLAGS[-1]:#04x}")
-        rows = observation.rows(payload, at + m, m)
-        if self._has_text:
-            action.check(actions)
-            observation.check(rows)
-        return Record(kind, envs, tuple(map(Event, repeat(False), repeat(steps + 1), flags, rewards, actions, rows)))
+    @property
+    def is_env(self) -> bool:
+        """Whether it was kept at an env."""
+        return self.header.side is Side.ENV
 
-    def _check_numbers(self, envs: tuple[int, ...]) -> None:
-        """Refuse rows that a trainer has not, negative ones, and one that is named twice."""
-        wrong = [env for env in envs if not 0 <= env <= self._last]
-        if wrong:
-            raise ValueError(f"it is of env {wrong[0]}, expected 0 to {self._last}")
-        if len(set(envs)) < len(envs):
-            raise ValueError("an env is named twice")
+    @property
+    def tail(self) -> str:
+        """How it ends, in words."""
+        rows = self.count("1")
+        return f"closed after {rows} rows" if self.closed else f"ends without having been closed, after {rows} rows"
+
+
+def _check_file(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            what = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+            raise LedgerError(f"{path} cannot be read: it is {what}, expected a ledger on disk")
+        with path.open("rb") as file:
+            start = file.read(len(_MAGIC))
+    except OSError as exc:
+        raise LedgerError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+    except ValueError as exc:
+        raise LedgerError(f"{str(path)!r} cannot be read: {exc}") from exc
+    if start != _MAGIC:
+        what = "is empty" if not start else "is no step ledger: it is no SQLite file"
+        raise LedgerError(f"{path} {what}")
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """Open a file without changing it, in a folder that may be read-only, with the log of a process that was killed."""
+    wal = path.with_name(path.name + "-wal")
+    try:
+        return _connected(path, "mode=ro")
+    except sqlite3.Error as exc:
+        try:
+            if not wal.exists() or not wal.stat().st_size:
+                return _connected(path, "immutable=1")
+            with tempfile.TemporaryDirectory() as folder:  # where SQLite can put what it reads the log with
+                copy = Path(folder) / "copy"
+                shutil.copyfile(path, copy)
+                shutil.copyfile(wal, copy.with_name("copy-wal"))
+                with contextlib.closing(_connected(copy, "mode=rw")) as db:
+                    memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+                    db.backup(memory)
+                    return memory
+        except (sqlite3.Error, OSError):
+            raise LedgerError(f"{path} cannot be read: {exc}") from exc
+
+
+def _connected(path: Path, mode: str) -> sqlite3.Connection:
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None, check_same_thread=False)
+    try:
+        for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON"):
+            db.execute(f"PRAGMA {pragma}")
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def escaped(text: str) -> str:
+    """Return text of a file as it can be shown: control characters and what is no Unicode as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

@@ -1,4 +1,4 @@
-"""Own the ledger on the trainer's side: vector steps as column arrays, one record each.
+"""Own the ledger on the trainer's side: vector steps as column arrays, one row per env.
 
 ``vec_env`` and ``vector_env`` know how their trainer is told of the end of an episode, and hand it over in one form: a
 step holds what the env's step returned, so on an episode's last step the terminal observation, and a reset of these
@@ -7,38 +7,27 @@ envs follows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from plugrl_bridges.digest.entries import Entries
 from plugrl_bridges.ledger.columns import Columns
-from plugrl_bridges.ledger.format import HEAD, Flag, Kind, Side, frame
-from plugrl_bridges.ledger.writer import LedgerWriter, Subject
+from plugrl_bridges.ledger.schema import Flag, Header, Side, stored
+from plugrl_bridges.ledger.writer import LedgerWriter
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from gymnasium import spaces
 
-    from plugrl_bridges.ledger.format import Dialect
+    from plugrl_bridges.ledger.schema import Dialect, StepRow
     from plugrl_bridges.wire.arrays import Array, Value
 
-__all__ = ["Recorder", "recorded"]
-
-_MOST_HANDED = 256
+__all__ = ["Recorder"]
 
 Space: TypeAlias = "spaces.Space[Any]"
-
-
-_Returned = TypeVar("_Returned")
-
-
-def recorded(call: Callable[[], _Returned], record: Callable[[_Returned], None]) -> _Returned:
-    """Return what a call returns, once it is written down."""
-    returned = call()
-    record(returned)
-    return returned
 
 
 class Recorder:
@@ -52,7 +41,7 @@ class Recorder:
         dialect: How the trainer is told of ends.
         run: Identity of the run.
         full: Record large entries whole too.
-        env_id: For the header.
+        env_id: Of the envs, or the class.
 
     Raises:
         LedgerError: for a space that cannot be recorded.
@@ -71,15 +60,20 @@ class Recorder:
         env_id: str,
     ) -> None:
         self.num_envs = num_envs
-        self.observation = Columns.of(observation_space, "obs", full=full)
-        self.action = Columns.of(action_space, "action", full=full)
-        subject = Subject(Side.TRAINER, dialect, self.observation, self.action, num_envs, run, env_id)
-        self._writer = LedgerWriter(path, subject)
+        self.observation = Entries(observation_space, "obs")
+        self.action = Entries(action_space, "action")
+        self._observations = Columns.of(self.observation.all, full=full)
+        self._actions = Columns.of(self.action.all, full=full)
+        header = Header(Side.TRAINER, dialect, self._observations, self._actions, run)
+        self._writer = LedgerWriter(path, header, env_id)
         self._begun = False
-        self._waiting = False
-        self._handed: list[tuple[Sequence[int], bytes]] = []
-        """Since each env was last handed an observation: which envs, and the columns."""
-        self._everybody = HEAD.pack(Kind.STEP, 1, 0, num_envs)
+        self._under_way: list[bytes | None] | None = None
+        """Actions of the step that is under way; of a reset, None for each env."""
+        self._handed = [b""] * num_envs
+        """What each env was handed last."""
+        self._episodes = [-1] * num_envs
+        self._steps = [1] * num_envs
+        self._vector_step = 0
 
     def reset(self, observations: Sequence[Array], rows: Sequence[int] | None = None) -> None:
         """Write down that envs were reset.
@@ -88,20 +82,17 @@ class Recorder:
             observations: Per entry ``[n, *shape]``; only the rows named are written.
             rows: Which envs; None: all.
         """
-        self._note_failed()
-        self._waiting = True  # until it is written: an interrupt leaves no ledger that says it is whole
-        if not self._begun:
-            self._writer.begin()
-            self._begun = True
-        if rows is None:
-            head = HEAD.pack(Kind.RESET, 1, 0, self.num_envs)
-            columns = b"".join(self.observation.pack(observations))
-        else:
-            head = HEAD.pack(Kind.RESET, 0, 0, len(rows)) + _numbers(rows)
-            columns = b"".join(self.observation.pack([array[list(rows)] for array in observations]))
-        self._hand(rows, columns)
-        self._writer.write(frame(head + columns))
-        self._waiting = False
+        self._begin([None] * self.num_envs)
+        packed = self._observations.pack(observations)
+        written: list[StepRow] = []
+        for row in range(self.num_envs) if rows is None else rows:
+            if self._steps[row]:  # a reset behind a reset begins no other episode
+                self._episodes[row] += 1
+                self._steps[row] = 0
+            self._handed[row] = packed[row]
+            written.append((row, self._episodes[row], 0, self._vector_step, Flag.RESET, None, None, packed[row]))
+        self._writer.write(written)
+        self._under_way = None
 
     def kept(self, observations: Sequence[Array], rows: Sequence[int]) -> None:
         """Write down what a reset of other envs handed these again, where it is not bit by bit what it was.
@@ -110,102 +101,105 @@ class Recorder:
             observations: Per entry ``[n, *shape]``.
             rows: Those that were not reset.
         """
-        before = self._last_handed()
-        columns = b"".join(self.observation.pack([array[list(rows)] for array in observations]))
-        now = self.observation.rows(columns, 0, len(rows))
-        changed = [row for row, value in zip(rows, now, strict=True) if value != before.get(row, value)]
-        if changed:
-            head = HEAD.pack(Kind.KEPT, 0, 0, len(changed)) + _numbers(changed)
-            columns = b"".join(self.observation.pack([array[changed] for array in observations]))
-            self._hand(changed, columns)
-            if not self._waiting:  # else they show what came of a step that failed, in other envs
-                self._writer.write(frame(head + columns))
+        packed = self._observations.pack(observations)
+        changed = [row for row in rows if packed[row] != self._handed[row]]
+        for row in changed:
+            self._handed[row] = packed[row]
+        if self._under_way is None:  # else they show what came of a step that failed, in other envs
+            self._writer.write(
+                [
+                    (
+                        row, self._episodes[row], self._steps[row], self._vector_step, Flag.AGAIN, None, None,
+                        packed[row],
+                    )
+                    for row in changed
+                ]
+            )  # fmt: skip
 
-    def _hand(self, rows: Sequence[int] | None, columns: bytes) -> None:
-        if rows is None:
-            self._handed = [(range(self.num_envs), columns)]
-            return
-        self._handed.append((tuple(rows), columns))
-        if len(self._handed) > _MOST_HANDED:
-            last = self._last_handed()
-            self._handed = [((row,), value) for row, value in last.items()]
+    def take(self, actions: Value) -> None:
+        """Note the actions that the trainer sends, before it may change them.
 
-    def _last_handed(self) -> dict[int, bytes]:
-        """Give the bytes of the observation that each env was last handed."""
-        found: dict[int, bytes] = {}
-        for rows, columns in self._handed:
-            found.update(zip(rows, self.observation.rows(columns, 0, len(rows)), strict=True))
-        return found
-
-    def taken(self, actions: Value) -> list[Array]:
-        """Give the columns of the actions that the trainer sends; copies, since it may change them afterwards.
-
-        Until `step` is called, or `reset`, a step is under way whose outcome the trainer does not have.
+        Until `step` is called a step is under way whose outcome the trainer does not have.
         """
+        self._begin(list(self._actions.pack(self.action.batch(actions, self.num_envs))))
+
+    def _begin(self, actions: list[bytes | None]) -> None:
+        if not self._begun:
+            self._writer.begin([(0, row) for row in range(self.num_envs)])
+            self._begun = True
         self._note_failed()
-        self._waiting = True
-        return [np.array(array) for array in self.action.batch(actions, self.num_envs)]
+        self._under_way = actions
 
     def _note_failed(self) -> None:
-        """Write down that a step is under way whose outcome the trainer will never have, if there is one."""
-        if self._begun and self._waiting:
-            self._writer.write(frame(HEAD.pack(Kind.FAILED, 1, 0, self.num_envs)))
+        """Write down the step or reset whose outcome the trainer will never have, if there is one."""
+        if self._under_way is not None:
+            self._writer.write(
+                [
+                    (row, self._episodes[row], step + 1, self._vector_step + 1, Flag.FAILED, None, action, None)
+                    for row, (step, action) in enumerate(zip(self._steps, self._under_way, strict=True))
+                ]
+            )
+            self._under_way = None
 
     def step(
         self,
-        actions: Sequence[Array],
         rewards: Array,
         flags: Array,
         observations: Sequence[Array],
+        *,
         rows: Sequence[int] | None = None,
+        without_final: Sequence[int] = (),
     ) -> None:
-        """Write down a vector step.
+        """Write down the vector step of which the actions were taken.
 
         Args:
-            actions: From `taken`.
             rewards: ``[n]``.
             flags: uint8 ``[n]``, see `Flag`.
             observations: Per entry ``[n, *shape]``: what the envs' steps returned.
             rows: Which envs made a step; None: all.
+            without_final: Rows whose episode ended, but the trainer was given no terminal observation.
         """
-        rewards = np.asarray(rewards, "<f8")
-        if rows is None:
-            head = self._everybody
-        else:
-            picked = list(rows)
-            head = HEAD.pack(Kind.STEP, 0, 0, len(picked)) + _numbers(rows)
-            actions = [array[picked] for array in actions]
-            observations = [array[picked] for array in observations]
-            rewards, flags = rewards[picked], flags[picked]
-        shown = b"".join(self.observation.pack(observations))
-        self._hand(rows, shown)
-        columns = (*self.action.pack(actions), rewards.tobytes(), flags.tobytes(), shown)
-        self._writer.write(frame(b"".join((head, *columns))))
-        self._waiting = False
+        self._vector_step += 1
+        packed: list[bytes | None] = list(self._observations.pack(observations))
+        for row in without_final:
+            packed[row] = None
+        paid = np.asarray(rewards, np.float64).tolist()
+        said = flags.tolist()
+        actions = self._under_way or [None] * self.num_envs
+        written: list[StepRow] = []
+        for row in range(self.num_envs) if rows is None else rows:
+            self._steps[row] = step = self._steps[row] + 1
+            shown = packed[row]
+            self._handed[row] = shown or b""
+            written.append(
+                (
+                    row, self._episodes[row], step, self._vector_step, said[row], stored(paid[row]), actions[row], shown
+                )
+            )  # fmt: skip
+        self._writer.write(written)
+        self._under_way = None
 
+    @staticmethod
     def with_finals(
-        self, observations: Sequence[Array], flags: Array, finals: Mapping[int, Sequence[Array] | None]
-    ) -> list[Array]:
+        observations: Sequence[Array], finals: Mapping[int, Sequence[Array] | None]
+    ) -> tuple[list[Array], list[int]]:
         """Put terminal observations in the place of those that the next episodes begin with.
 
         Args:
             observations: Per entry ``[n, *shape]``; not changed.
-            flags: uint8 ``[n]``; `Flag.NO_FINAL` is set where there is none.
             finals: Row to the terminal observation, entry by entry; None where the trainer was given none.
+
+        Returns:
+            The observations; and the rows that have none.
         """
         replaced = [array.copy() for array in observations]
         for row, final in finals.items():
-            if final is None:
-                flags[row] |= Flag.NO_FINAL
-                continue
-            for array, value in zip(replaced, final, strict=True):
+            for array, value in zip(replaced, final or (), strict=False):
                 array[row] = value
-        return replaced
+        return replaced, [row for row, final in finals.items() if final is None]
 
     def close(self) -> None:
-        """Close the file, with the end mark unless a step is under way or failed; idempotent."""
-        self._writer.close(whole=not self._waiting)
-
-
-def _numbers(rows: Sequence[int]) -> bytes:
-    return np.asarray(rows, "<i4").tobytes()
+        """Write down the step that is under way as one without outcome, and close the file; idempotent."""
+        if not self._writer.closed and self._begun:
+            self._note_failed()
+        self._writer.close()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvObs, VecEnvStepReturn, VecEnvWrapper
 
-from plugrl_bridges.ledger.format import Dialect, Flag
-from plugrl_bridges.ledger.recorder import Recorder, recorded
+from plugrl_bridges.ledger.recorder import Recorder
+from plugrl_bridges.ledger.schema import Dialect, Flag
 from plugrl_bridges.ledger.wrapping import expect_env
 from plugrl_bridges.ledger.writer import check_trainer_path
 
@@ -22,7 +22,7 @@ __all__ = ["LedgerVecEnv"]
 
 
 class LedgerVecEnv(VecEnvWrapper):
-    """Write down what a Stable-Baselines3 trainer sends to its envs and gets from them, and pass it through unchanged.
+    """Wrapper that writes down what a Stable-Baselines3 trainer sends and gets, and passes it through unchanged.
 
     Put it right around the `VecEnv` whose envs have a `LedgerEnv` each, below wrappers that change observations or
     rewards. `close` it at the end, then `compare`.
@@ -53,37 +53,34 @@ class LedgerVecEnv(VecEnvWrapper):
             full=full,
             env_id=type(venv).__name__,
         )
-        self._taken: list[Array] = []
         self._nobody = np.zeros(self.num_envs, np.uint8)
 
     def reset(self) -> VecEnvObs:
         """Reset the envs, and write down the observations."""
-        return recorded(self.venv.reset, self._record_reset)
-
-    def _record_reset(self, observation: VecEnvObs) -> None:
+        observation = self.venv.reset()
         self._ledger.reset(self._ledger.observation.batch(observation, self.num_envs))
+        return observation
 
     def step_async(self, actions: Array) -> None:
         """Hand the actions on; they are written down as they are now."""
-        self._taken = self._ledger.taken(actions)
+        self._ledger.take(actions)
         self.venv.step_async(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
         """Collect the step, and write it down."""
-        return recorded(self.venv.step_wait, self._record)
-
-    def _record(self, returned: VecEnvStepReturn) -> None:
-        observation, rewards, dones, infos = returned
+        returned = observation, rewards, dones, infos = self.venv.step_wait()
         ledger = self._ledger
         columns = ledger.observation.batch(observation, self.num_envs)
         if not dones.any():
-            ledger.step(self._taken, rewards, self._nobody, columns)
-            return
+            ledger.step(rewards, self._nobody, columns)
+            return returned
         rows = np.flatnonzero(dones).tolist()
         flags = np.zeros(self.num_envs, np.uint8)
         finals = {row: self._final(infos[row], row, flags) for row in rows}
-        ledger.step(self._taken, rewards, flags, ledger.with_finals(columns, flags, finals))
+        shown, without = ledger.with_finals(columns, finals)
+        ledger.step(rewards, flags, shown, without_final=without)
         ledger.reset(columns, rows)
+        return returned
 
     def _final(self, info: Mapping[str, Any], row: int, flags: Array) -> Sequence[Array] | None:
         flags[row] = Flag.TRUNCATED if info.get("TimeLimit.truncated", False) else Flag.TERMINATED

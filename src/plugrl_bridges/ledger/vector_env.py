@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import gymnasium
 import numpy as np
 
-from plugrl_bridges.ledger.format import Dialect, Flag
-from plugrl_bridges.ledger.recorder import Recorder, recorded
+from plugrl_bridges.ledger.recorder import Recorder
+from plugrl_bridges.ledger.schema import Dialect, Flag
 from plugrl_bridges.ledger.wrapping import expect_env
 from plugrl_bridges.ledger.writer import check_trainer_path
 from plugrl_bridges.traits import Autoreset, autoreset_of, env_name
@@ -36,7 +36,7 @@ _FINALS = ("final_obs", "final_observation")
 
 
 class LedgerVectorEnv(_Wrapper):
-    """Write down what a Gymnasium trainer sends to its envs and gets from them, and pass it through unchanged.
+    """Wrapper that writes down what a Gymnasium trainer sends and gets, and passes it through unchanged.
 
     Put it right around the vector env whose envs have a `LedgerEnv` each, below wrappers that change observations or
     rewards. `close` it at the end, then `compare`. Knows all three autoreset modes.
@@ -81,26 +81,19 @@ class LedgerVectorEnv(_Wrapper):
         mask = None if options is None else options.get("reset_mask")  # Gymnasium takes it out of the options
         rows = None if mask is None else np.flatnonzero(mask).tolist()
         env: Any = self.env  # Gymnasium's own signatures differ, and know no list of seeds
-        returned: tuple[Any, dict[str, Any]] = recorded(
-            lambda: env.reset(seed=seed, options=options), lambda returned: self._record_reset(returned, rows)
-        )
-        return returned
-
-    def _record_reset(self, returned: tuple[Any, dict[str, Any]], rows: list[int] | None) -> None:
+        returned: tuple[Any, dict[str, Any]] = env.reset(seed=seed, options=options)
         self._ended[slice(None) if rows is None else rows] = False
         columns = self._ledger.observation.batch(returned[0], self._ledger.num_envs)
         if rows is not None and len(rows) < self._ledger.num_envs:
             self._ledger.kept(columns, sorted({*range(self._ledger.num_envs)}.difference(rows)))
         self._ledger.reset(columns, rows)
+        return returned
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # noqa: ANN401 - the env's own
         """Step the envs, and write it down."""
-        taken = self._ledger.taken(actions)
-        return recorded(lambda: self.env.step(actions), lambda returned: self._record(taken, returned))
-
-    def _record(self, taken: list[Array], returned: tuple[Any, Any, Any, Any, dict[str, Any]]) -> None:
         ledger = self._ledger
-        observation, rewards, terminated, truncated, infos = returned
+        ledger.take(actions)
+        returned = observation, rewards, terminated, truncated, infos = self.env.step(actions)
         columns = ledger.observation.batch(observation, ledger.num_envs)
         flags = np.asarray(terminated, np.uint8) + np.asarray(truncated, np.uint8) * np.uint8(Flag.TRUNCATED)
         ended = flags != 0
@@ -108,15 +101,17 @@ class LedgerVectorEnv(_Wrapper):
         if self._mode is Autoreset.SAME_STEP and ended.any():
             rows = np.flatnonzero(ended).tolist()
             finals = {row: self._final(infos, row) for row in rows}
-            ledger.step(taken, rewards, flags, ledger.with_finals(columns, flags, finals))
+            shown, without = ledger.with_finals(columns, finals)
+            ledger.step(rewards, flags, shown, without_final=without)
             ledger.reset(columns, rows)
         elif self._mode is Autoreset.NEXT_STEP and self._ended.any():
-            ledger.step(taken, rewards, flags, columns, np.flatnonzero(~self._ended).tolist())
+            ledger.step(rewards, flags, columns, rows=np.flatnonzero(~self._ended).tolist())
             ledger.reset(columns, np.flatnonzero(self._ended).tolist())
             ended &= ~self._ended
         else:
-            ledger.step(taken, rewards, flags, columns)
+            ledger.step(rewards, flags, columns)
         self._ended = ended
+        return returned
 
     def _final(self, infos: Mapping[str, Value], row: int) -> Sequence[Array] | None:
         final = next((infos[key] for key in _FINALS if key in infos), None)
