@@ -31,6 +31,8 @@ __all__ = ["compare"]
 _ENDS = Flag.TERMINATED | Flag.TRUNCATED
 _AHEAD = 32
 """Events in which the actions tell whether one side has steps that the other has not."""
+_UNWRITTEN = 1 << 31
+"""Added to the events that agree up to a kill: better than a difference, less than agreeing to the end."""
 _ALONE = 8
 """Steps that one side may have alone, at one place."""
 
@@ -256,6 +258,8 @@ class _Env:
                 return math.inf
             if theirs is None and not self._env.closed:
                 return math.inf
+            if theirs is not None and theirs.killed and not _same(ours, theirs):
+                return count + _UNWRITTEN
             if not _same(ours, theirs):
                 return count
             count += 1
