@@ -12,7 +12,7 @@ from plugrl_bridges.ledger.reader import LedgerReader
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Paths", "by_env", "env_readers", "trainer_reader"]
+__all__ = ["Paths", "by_env", "env_readers", "several_files", "trainer_reader"]
 
 AnyPath: TypeAlias = "str | os.PathLike[str]"
 Paths: TypeAlias = "AnyPath | Iterable[AnyPath]"
