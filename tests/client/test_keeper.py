@@ -14,6 +14,7 @@ from websockets.frames import Frame, Opcode
 
 from plugrl_bridges.client import EnvClient
 from plugrl_bridges.client.keeper import KeptConnection
+from plugrl_bridges.client.record import Watch
 from plugrl_bridges.errors import ConnectionClosed
 from plugrl_bridges.transport import Listener
 from plugrl_bridges.wire.messages import Metadata, to_bytes
@@ -125,7 +126,7 @@ def ignore(frame: Frame) -> None:
 def test_a_silent_server_is_lost() -> None:
     ours, peer = raw_end(server=False)
     with peer:
-        line = KeptConnection(ours, stopping=lambda: False, idle=lambda: None, ping_interval=0.1, ping_timeout=0.4)
+        line = KeptConnection(ours, Watch(), ping_interval=0.1, ping_timeout=0.4)
         with pytest.raises(ConnectionClosed, match=r"nothing was heard for .* s, \d+ pings unanswered"):
             line.receive()
         line.shut()
@@ -155,21 +156,23 @@ def test_stop_is_heard_while_the_server_does_not_read() -> None:
 
 
 def test_a_message_on_its_way_may_still_be_finished_after_a_stop() -> None:
-    stopped = threading.Event()
     asked = threading.Event()
 
-    def stopping() -> bool:
-        asked.set()
-        return stopped.is_set()
+    class Asked(Watch):
+        @property
+        def stopping(self) -> bool:
+            asked.set()
+            return super().stopping
 
+    watch = Asked()
     ours, peer = raw_end(server=False)
     with peer:
-        line = KeptConnection(ours, stopping=stopping, idle=lambda: None, ping_interval=None, ping_timeout=None)
+        line = KeptConnection(ours, watch, ping_interval=None, ping_timeout=None)
         line._stop_heard_at = math.inf  # that half a second is however long this machine needs
         task = Task(lambda: line.send([bytes(1 << 22)]))
         assert peer.recv(1, socket.MSG_PEEK)
         asked.clear()
-        stopped.set()
+        watch.stop()
         assert asked.wait(WAIT_S)
         left = 14 + (1 << 22)
         while left:

@@ -7,24 +7,41 @@ import random
 
 import pytest
 
-from plugrl_bridges.client.reconnect import AfterClose, Backoff, meaning_of_close
+from plugrl_bridges.client.reconnect import Backoff, Ending, TextFrame, Then, ending_of
+from plugrl_bridges.client.record import Stopped
+from plugrl_bridges.errors import ConnectionClosed, DecodeError, EnvFailed, RemoteProtocolError
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "ending"),
+    ("code", "reason", "then"),
     [
-        (1001, "plugrl-server-stop", AfterClose.STOP),
-        (1001, "plugrl-server-resync", AfterClose.RETRY),
-        (1001, "Feedback timeout", AfterClose.RETRY),
-        (1001, "", AfterClose.RETRY),
-        (1011, "Internal server error.", AfterClose.RETRY),
-        (1011, "plugrl-server-stop", AfterClose.RETRY),
-        (1000, "", AfterClose.RETRY),
-        (1006, "", AfterClose.RETRY),
+        (1001, "plugrl-server-stop", Then.FINISH),
+        (1001, "plugrl-server-resync", Then.RETRY),
+        (1001, "Feedback timeout", Then.RETRY),
+        (1001, "", Then.RETRY),
+        (1011, "Internal server error.", Then.RETRY),
+        (1011, "plugrl-server-stop", Then.RETRY),
+        (1000, "", Then.RETRY),
+        (1006, "", Then.RETRY),
     ],
 )
-def test_meaning_of_a_close(code: int, reason: str, ending: AfterClose) -> None:
-    assert meaning_of_close(code, reason) is ending
+def test_meaning_of_a_close(code: int, reason: str, then: Then) -> None:
+    assert ending_of(ConnectionClosed("x", code, reason)) == Ending(then, 1000, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    [
+        (TextFrame("what?"), Ending(Then.RAISE, 1003, "[7.4] what?")),
+        (RemoteProtocolError("what?", clause="4.2"), Ending(Then.RETRY, 1002, "[4.2] what?")),
+        (DecodeError("what?"), Ending(Then.RETRY, 1002, "what?")),
+        (EnvFailed("env 0 failed"), Ending(Then.RAISE, 1011, "env failed")),
+        (Stopped(), Ending(Then.RAISE, 1000, "")),
+        (KeyError("ours"), Ending(Then.RAISE, 1000, "")),
+    ],
+)
+def test_meaning_of_another_end(error: Exception, ending: Ending) -> None:
+    assert ending_of(error) == ending
 
 
 class Least(random.Random):

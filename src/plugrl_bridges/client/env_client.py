@@ -14,21 +14,19 @@ from typing import TYPE_CHECKING
 
 from plugrl_bridges import __version__
 from plugrl_bridges.arguments import seconds, seconds_or_none, whole_or_none
-from plugrl_bridges.client.exchange import METADATA_TIMEOUT_S, TEXT_FRAME_CLAUSE, Conversation
+from plugrl_bridges.client.exchange import Conversation
 from plugrl_bridges.client.factory import MakeEnv, build_batch
-from plugrl_bridges.client.keeper import KeptConnection, Stopped
-from plugrl_bridges.client.reconnect import AfterClose, Backoff, meaning_of_close
-from plugrl_bridges.client.record import ClientSummary, EpisodeBook, Progress
+from plugrl_bridges.client.keeper import KeptConnection
+from plugrl_bridges.client.reconnect import Backoff, Ending, Then, ending_of
+from plugrl_bridges.client.record import ClientSummary, EpisodeBook, Progress, Stopped, Watch
 from plugrl_bridges.errors import (
     ConnectionClosed,
     ConnectTimeout,
     EnvFailed,
     HandshakeError,
-    RemoteProtocolError,
     WireError,
 )
-from plugrl_bridges.transport import WebSocket, check_destination, connect
-from plugrl_bridges.wire.closing import INTERNAL_ERROR
+from plugrl_bridges.transport import check_destination, connect
 from plugrl_bridges.wire.session import ENV_SPEC, LATE_RESET, REUSE_FEEDBACK_OBS, SEEDED_RESET, STEP_DIGEST
 
 if TYPE_CHECKING:
@@ -42,7 +40,6 @@ __all__ = ["EnvClient"]
 logger = logging.getLogger(__name__)
 
 _DIAL_TIMEOUT_S = 10.0
-_REPORT_EVERY_S = 1.0
 _PAUSE_SLICE_S = 0.1
 _FATAL_STATUS = frozenset({401, 403})
 
@@ -119,12 +116,7 @@ class EnvClient:
         self._ping_interval = seconds_or_none("ping_interval", ping_interval)
         self._ping_timeout = seconds_or_none("ping_timeout", ping_timeout)
         self._max_backoff = seconds("max_backoff", max_backoff)
-        self._progress = progress
-        self._stop = False
-        self._reconnects = 0
-        self._book = EpisodeBook(0)
-        self._reported_at = -math.inf
-        self._reported_steps = 0
+        self._watch = Watch(progress)
 
     def __repr__(self) -> str:
         return f"<EnvClient of {self._num_envs or 'some'} envs for {self.url}>"
@@ -132,7 +124,7 @@ class EnvClient:
     @property
     def summary(self) -> ClientSummary:
         """What was done so far; after `run` has raised, what had been done until then."""
-        return self._book.summary(reconnects=self._reconnects, reason="running")
+        return self._watch.book.summary("running")
 
     def stop(self) -> None:
         """End `run` with close code 1000 [7.5], soon; from any thread or from a signal handler.
@@ -143,8 +135,7 @@ class EnvClient:
         that step does. A message that is being sent to a server that does not read has half a second more; then the
         connection is dropped without a close frame, which could only go behind the whole message.
         """
-        # Only a flag: a lock or an event could be held by the very thread that a signal handler interrupts.
-        self._stop = True
+        self._watch.stop()
 
     def run(self) -> ClientSummary:
         """Make the envs and serve until the server says that the run is over, or `stop` is called.
@@ -166,19 +157,18 @@ class EnvClient:
         try:
             batch = build_batch(
                 self._make_env, self._num_envs, rank=self._rank or 0, verify=self._verify,
-                before_each=self._raise_if_stopped,
+                before_each=self._watch.check,
             )  # fmt: skip
         except Stopped:
-            return self._book.summary(reconnects=0, reason="stopped")
+            return self._watch.book.summary("stopped")
         try:
-            self._book = EpisodeBook(batch.num_envs)
-            reason = self._serve(batch)
-            return self._book.summary(reconnects=self._reconnects, reason=reason)
+            self._watch.book = EpisodeBook(batch.num_envs)
+            return self._watch.book.summary(self._serve(batch))
         finally:
             batch.close()
 
     def _first_seeds(self, batch: EnvBatch) -> list[int | None]:
-        """Give what the envs are first seeded with, where the trainer does not seed them."""
+        """Return what the envs are first seeded with, where the trainer does not seed them."""
         if self._seed is None:
             return [None] * batch.num_envs
         first_env = self._first_env
@@ -187,7 +177,7 @@ class EnvClient:
         return [self._seed + first_env + row for row in range(batch.num_envs)]
 
     def _spec(self, batch: EnvBatch) -> dict[str, Value]:
-        """Give the env-spec map; what is not known is left out."""
+        """Return the env-spec map; what is not known is left out."""
         spec = {
             **batch.describe(),
             "num_envs": batch.num_envs,
@@ -207,7 +197,7 @@ class EnvClient:
         return spec
 
     def _serve(self, batch: EnvBatch) -> str:
-        """Connect and serve again and again; give the reason for the end."""
+        """Connect and serve again and again; return the reason for the end."""
         spec = self._spec(batch)
         backoff = Backoff(
             max_backoff_s=self._max_backoff, budget_s=self._connect_timeout, stable_s=max(5.0, self._max_backoff)
@@ -224,78 +214,57 @@ class EnvClient:
             return "stopped"
 
     def _attempt(self, batch: EnvBatch, spec: dict[str, Value], backoff: Backoff) -> WireError | None:
-        """Connect once and serve for as long as it lasts; give the error to come back after, or None: do not."""
-        self._idle_connecting()
+        """Connect once and serve for as long as it lasts; return the error to come back after, or None: do not."""
+        self._look_up()
         started_at = time.monotonic()
+        # A budget that is all but used up still buys one honest try.
+        timeout_s = max(1.0, min(_DIAL_TIMEOUT_S, backoff.remaining_s))
         try:
-            websocket = self._dial(backoff.remaining_s)
+            websocket = connect(self.url, api_key=self._api_key, ssl=self._ssl, timeout_s=timeout_s)
         except HandshakeError as exc:
             backoff.spent(time.monotonic() - started_at)
             if exc.status in _FATAL_STATUS or isinstance(exc.__cause__, ssl_module.SSLCertVerificationError):
                 raise
             return exc
         line = KeptConnection(
-            websocket,
-            stopping=self._stopping,
-            idle=self._idle,
-            ping_interval=self._ping_interval,
-            ping_timeout=self._ping_timeout,
+            websocket, self._watch, ping_interval=self._ping_interval, ping_timeout=self._ping_timeout
         )
         exchange = Conversation(
             line,
             batch,
-            self._book,
+            self._watch,
             spec=spec,
             first_seeds=self._first_seeds(batch),
-            stopping=self._stopping,
-            stepped=self._stepped,
             reuse=self._reuse,
             send_info=self._send_info,
         )
+        ending = Ending(Then.RAISE)
         try:
-            return self._converse(line, exchange, min(METADATA_TIMEOUT_S, backoff.remaining_s))
-        finally:
-            now = time.monotonic()
-            if exchange.connected_at is None:
-                backoff.spent(now - started_at)
-            else:
-                backoff.held(now - exchange.connected_at)
-
-    def _dial(self, remaining_s: float) -> WebSocket:
-        # A budget that is all but used up still buys one honest try.
-        timeout_s = max(1.0, min(_DIAL_TIMEOUT_S, remaining_s))
-        return connect(self.url, api_key=self._api_key, ssl=self._ssl, timeout_s=timeout_s)
-
-    def _converse(self, line: KeptConnection, exchange: Conversation, metadata_timeout_s: float) -> WireError | None:
-        """Run the exchange and close the connection as its end demands."""
-        try:
-            exchange.run(metadata_timeout_s=metadata_timeout_s)
-        except ConnectionClosed as exc:
-            line.shut()
-            if self._stop:
-                raise Stopped from None
-            if meaning_of_close(exc.code, exc.reason) is not AfterClose.STOP:
+            exchange.run(remaining_s=backoff.remaining_s)
+        except Exception as exc:
+            if isinstance(exc, ConnectionClosed):
+                self._watch.check()  # the close was then our own
+            if isinstance(exc, EnvFailed):
+                logger.exception("an env failed; its own traceback comes first")
+            ending = ending_of(exc)
+            if ending.then is Then.RAISE or not isinstance(exc, WireError):
+                raise
+            if ending.then is Then.RETRY:
                 return exc
-            if self._book.steps == 0:
+            if self._watch.book.steps == 0:
                 logger.warning(
                     "%s stopped this client before it took a step: the run was over, or the server cannot use this "
                     "client; the reason is in the server's log",
                     self.url,
                 )
             return None
-        except RemoteProtocolError as exc:
-            fatal = exc.clause == TEXT_FRAME_CLAUSE
-            line.shut(1003 if fatal else 1002, str(exc))
-            if fatal:
-                raise
-            return exc
-        except EnvFailed:
-            logger.exception("an env failed; its own traceback comes first")
-            line.shut(INTERNAL_ERROR, "env failed")
-            raise
         finally:
-            line.shut()
-        raise AssertionError("an exchange ends by raising")
+            line.shut(ending.code, ending.reason)
+            now = time.monotonic()
+            if exchange.connected_at is None:
+                backoff.spent(now - started_at)
+            else:
+                backoff.held(now - exchange.connected_at)
 
     def _pause(self, backoff: Backoff, error: WireError) -> None:
         """Wait for the next try, or give up."""
@@ -311,39 +280,16 @@ class EnvClient:
                 left = "for ever" if math.isinf(backoff.remaining_s) else f"for {backoff.remaining_s:.0f} s more"
                 logger.warning("%s; trying %s (%d so far)", error, left, backoff.tries)
         else:
-            self._reconnects += 1
+            self._watch.book.reconnects += 1
             logger.warning("%s; the running episodes go on, next try in %.1f s", error, wait_s)
         until = time.monotonic() + wait_s
         while (left_s := until - time.monotonic()) > 0:
-            self._idle_connecting()
+            self._look_up()
             time.sleep(min(_PAUSE_SLICE_S, left_s))
-        self._idle_connecting()
+        self._look_up()
         backoff.spent(wait_s)
 
-    def _stopping(self) -> bool:
-        return self._stop
-
-    def _raise_if_stopped(self) -> None:
-        if self._stop:
-            raise Stopped
-
-    def _idle_connecting(self) -> None:
-        self._raise_if_stopped()
-        self._report("connecting")
-
-    def _idle(self) -> None:
-        self._report("waiting")
-
-    def _stepped(self) -> None:
-        self._report("stepping")
-
-    def _report(self, state: str) -> None:
-        if self._progress is None:
-            return
-        now = time.monotonic()
-        since_s = now - self._reported_at
-        if since_s < _REPORT_EVERY_S:
-            return
-        rate = (self._book.steps - self._reported_steps) / since_s
-        self._reported_at, self._reported_steps = now, self._book.steps
-        self._progress(self._book.progress(state, rate))
+    def _look_up(self) -> None:
+        """Heed a stop, and report, while there is no connection."""
+        self._watch.check()
+        self._watch.report("connecting")

@@ -1,7 +1,7 @@
 """Own the exchange of messages on one connection [4]: infer, action, step, feedback, for as long as it lasts.
 
 Joins a `ClientSession` (what may be said), a `KeptConnection` (who carries it), an `EnvBatch` (who does it) and an
-`EpisodeBook`. ``env_client`` makes one per connection and deals with its end.
+`EpisodeBook` (who counts). ``env_client`` makes one per connection and deals with its end.
 """
 
 from __future__ import annotations
@@ -9,30 +9,28 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import numpy as np
 
-from plugrl_bridges.client.keeper import KeptConnection, Stopped
+from plugrl_bridges.client.reconnect import TextFrame
 from plugrl_bridges.errors import EnvFailed, RemoteProtocolError
 from plugrl_bridges.wire.messages import Action, Feedback, Infer, Metadata, Observation, ResetRequest
 from plugrl_bridges.wire.session import ENV_SPEC, LATE_RESET, STEP_DIGEST, ClientSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from plugrl_bridges.client.batch import EnvBatch
-    from plugrl_bridges.client.record import EpisodeBook
+    from plugrl_bridges.client.keeper import KeptConnection
+    from plugrl_bridges.client.record import Watch
     from plugrl_bridges.wire.codec import Array, Buffer, Value
 
-__all__ = ["METADATA_TIMEOUT_S", "TEXT_FRAME_CLAUSE", "Conversation"]
+__all__ = ["Conversation"]
 
 logger = logging.getLogger(__name__)
 
-TEXT_FRAME_CLAUSE: Final = "7.4"
-"""Clause of the error that a text frame is: a client gives up at it, and does not come back."""
-METADATA_TIMEOUT_S: Final = 30.0
-"""The longest wait for a server's first message; a smaller rest of the ``connect_timeout`` shortens it."""
+_METADATA_TIMEOUT_S: Final = 30.0
 
 
 class Conversation:
@@ -41,11 +39,9 @@ class Conversation:
     Args:
         line: Open, nothing sent or received yet.
         batch: Reset here, unless it has begun or the trainer is to do it (feature ``late-reset``).
-        book: Kept up to date.
+        watch: Ends the exchange by `Stopped`; its book is kept up to date.
         spec: The env-spec map, for servers that know it.
         first_seeds: One per env, for the first reset; a trainer's own go before them.
-        stopping: Whether the client is to end.
-        stepped: Called after each chunk.
         reuse: Whether to leave out observations that the server has.
         send_info: Whether to send the envs' infos; the ``episode`` record is always sent.
     """
@@ -54,12 +50,10 @@ class Conversation:
         self,
         line: KeptConnection,
         batch: EnvBatch,
-        book: EpisodeBook,
+        watch: Watch,
         *,
         spec: Mapping[str, Value],
         first_seeds: Sequence[int | None],
-        stopping: Callable[[], bool],
-        stepped: Callable[[], None],
         reuse: bool,
         send_info: bool,
     ) -> None:
@@ -67,11 +61,10 @@ class Conversation:
         """When the metadata came, by the monotonic clock."""
         self._line = line
         self._batch = batch
-        self._book = book
+        self._watch = watch
+        self._book = watch.book
         self._spec = spec
         self._first_seeds = first_seeds
-        self._stopping = stopping
-        self._stepped = stepped
         self._reuse = reuse
         self._send_info = send_info
         self._session = ClientSession()
@@ -83,21 +76,18 @@ class Conversation:
         self._told = set(batch.refused)
         self._knows_spec = False
 
-    def run(self, *, metadata_timeout_s: float = METADATA_TIMEOUT_S) -> None:
-        """Receive the metadata, then go on until something ends the connection; it returns only by raising.
-
-        Args:
-            metadata_timeout_s: For the server's first message.
+    def run(self, *, remaining_s: float) -> NoReturn:
+        """Receive the metadata, within the remaining time, then go on until something ends the connection.
 
         Raises:
             ConnectionClosed: if the server, or the network, ended the connection.
-            RemoteProtocolError: if the server broke the protocol; clause 7.4 stands for a text frame.
+            RemoteProtocolError: if the server broke the protocol; a `TextFrame`, if it is no training server.
             EnvFailed: if an env did.
             Stopped: if the client is to end.
         """
         line, session = self._line, self._session
         # The casts say what the session guarantees: metadata first, then actions only.
-        metadata = cast("Metadata", session.receive(self._message(metadata_timeout_s)))
+        metadata = cast("Metadata", session.receive(self._message(min(_METADATA_TIMEOUT_S, remaining_s))))
         self.connected_at = time.monotonic()
         line.recycle()
         self._knows_spec = ENV_SPEC in session.features
@@ -116,16 +106,14 @@ class Conversation:
             ", ".join(sorted(session.features)) or "none",
         )
         infer = self._first_infer()
-        if self._stopping():
-            raise Stopped
+        self._watch.check()
         line.send(infer)
         while True:
             feedback = self._step(cast("Action", session.receive(self._message())))
             infer = self._infer()
-            if self._stopping():
-                raise Stopped
+            self._watch.check()
             line.send(feedback, infer)
-            self._stepped()
+            self._watch.report("stepping")
 
     def _first_infer(self) -> list[Buffer]:
         """Introduce the envs, with their first observations, or as ones that the trainer is to reset first."""
@@ -151,10 +139,7 @@ class Conversation:
     def _message(self, timeout_s: float | None = None) -> memoryview:
         message = self._line.receive(timeout_s)
         if isinstance(message, str):
-            raise RemoteProtocolError(
-                f"{self._line.address} sent a text frame ({message[:80]!r}); is it a training server?",
-                clause=TEXT_FRAME_CLAUSE,
-            )
+            raise TextFrame(f"{self._line.address} sent a text frame ({message[:80]!r}); is it a training server?")
         return message
 
     def _step(self, message: Action) -> list[Buffer]:

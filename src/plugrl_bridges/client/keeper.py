@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 from plugrl_bridges.errors import ConnectionClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from plugrl_bridges.client.record import Watch
     from plugrl_bridges.transport import WebSocket
     from plugrl_bridges.wire.codec import Buffer
 
-__all__ = ["KeptConnection", "Stopped"]
+__all__ = ["KeptConnection"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,34 +32,22 @@ _LAST_SEND_S = 0.5
 """What a message that is being sent still gets after a stop: a close frame can only go behind the whole of it."""
 
 
-class Stopped(Exception):
-    """Say that `EnvClient.stop` was called; it never leaves the client."""
-
-
 class KeptConnection:
     """Send and receive on one open connection while a keeper thread keeps it alive.
 
     Args:
         websocket: Open; owned from here on.
-        stopping: Whether the client is to end; the keeper then closes with 1000, even in mid-step.
-        idle: Called about five times a second while waiting for the server.
+        watch: Hears that the client waits; once it is stopping, the keeper closes with 1000, even in mid-step.
         ping_interval: Seconds between pings; None: none are sent.
         ping_timeout: Seconds more than the interval for which the server may be silent while we wait for it; None: it
             may be silent for ever.
     """
 
     def __init__(
-        self,
-        websocket: WebSocket,
-        *,
-        stopping: Callable[[], bool],
-        idle: Callable[[], None],
-        ping_interval: float | None,
-        ping_timeout: float | None,
+        self, websocket: WebSocket, watch: Watch, *, ping_interval: float | None, ping_timeout: float | None
     ) -> None:
         self._websocket = websocket
-        self._stopping = stopping
-        self._idle = idle
+        self._watch = watch
         self._ping_interval = ping_interval
         self._silence_s = None if ping_interval is None or ping_timeout is None else ping_interval + ping_timeout
         self._lock = threading.Lock()
@@ -75,10 +64,7 @@ class KeptConnection:
         return self._websocket.address
 
     def receive(self, timeout_s: float | None = None) -> memoryview | str:
-        """Wait for a message; it is valid until `recycle`.
-
-        Args:
-            timeout_s: Give up after so long; None: wait for ever.
+        """Wait for a message, for ever if ``timeout_s`` is None; it is valid until `recycle`.
 
         Raises:
             ConnectionClosed: if there will be none, or the server was silent for too long.
@@ -90,9 +76,8 @@ class KeptConnection:
             return message
         since = time.monotonic() - _SLICE_S
         while True:
-            if self._stopping():
-                raise Stopped
-            self._idle()
+            self._watch.check()
+            self._watch.report("waiting")
             with self._lock:
                 message = self._websocket.receive(_SLICE_S)
                 if message is not None:
@@ -121,8 +106,8 @@ class KeptConnection:
             self._websocket.send(*messages, stopping=self._sent_enough)
 
     def _sent_enough(self) -> bool:
-        """Whether to give up a message that the server does not read."""
-        if not self._stopping():
+        """Return whether to give up a message that the server does not read."""
+        if not self._watch.stopping:
             return False
         now = time.monotonic()
         if self._stop_heard_at is None:
@@ -158,7 +143,7 @@ class KeptConnection:
             try:
                 if self._websocket.closed:
                     return
-                if self._stopping():
+                if self._watch.stopping:
                     self._websocket.close(1000)
                 self._websocket.pump()
                 self._tend(time.monotonic())

@@ -1,4 +1,4 @@
-"""Own what an ended connection means to a client [7], and how long it waits before it tries again.
+"""Own what the end of a connection means to a client [7], and how long it waits before it tries again.
 
 Pure: time and randomness come in as arguments, nothing sleeps. ``env_client`` performs what is decided here.
 """
@@ -8,28 +8,59 @@ from __future__ import annotations
 import enum
 import math
 import random
+from typing import NamedTuple
 
-from plugrl_bridges.wire.closing import GOING_AWAY, STOP
+from plugrl_bridges.errors import ConnectionClosed, EnvFailed, RemoteProtocolError
+from plugrl_bridges.wire.closing import GOING_AWAY, INTERNAL_ERROR, STOP
 
-__all__ = ["AfterClose", "Backoff", "meaning_of_close"]
+__all__ = ["Backoff", "Ending", "TextFrame", "Then", "ending_of"]
 
 
-class AfterClose(enum.Enum):
+class TextFrame(RemoteProtocolError):
+    """The server sent a text frame: it is no training server [7.4]."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, clause="7.4")
+
+
+class Then(enum.Enum):
     """What a client does when its connection has ended."""
 
-    STOP = "stop"
+    FINISH = "finish"
     """The run is over: exit 0, do not come back [7.1]."""
     RETRY = "retry"
     """Come back, with an infer first [7.2], [7.3], [7.4], [7.6]."""
+    RAISE = "raise"
+    """Let the error out; coming back cannot help."""
 
 
-def meaning_of_close(code: int, reason: str) -> AfterClose:
-    """Read a close frame of the server, or its absence (code 1006)."""
-    return AfterClose.STOP if code == GOING_AWAY and reason == STOP else AfterClose.RETRY
+class Ending(NamedTuple):
+    """What a client does next, and what it closes with where the connection is still open."""
+
+    then: Then
+    code: int = 1000
+    reason: str = ""
+
+
+def ending_of(error: BaseException) -> Ending:
+    """Return what follows from the error that ended an exchange."""
+    match error:
+        case ConnectionClosed(code=code, reason=reason) if (code, reason) == (GOING_AWAY, STOP):
+            return Ending(Then.FINISH)
+        case ConnectionClosed():
+            return Ending(Then.RETRY)
+        case TextFrame():
+            return Ending(Then.RAISE, 1003, str(error))
+        case RemoteProtocolError():
+            return Ending(Then.RETRY, 1002, str(error))
+        case EnvFailed():
+            return Ending(Then.RAISE, INTERNAL_ERROR, "env failed")
+        case _:  # a stop, or an error of our own
+            return Ending(Then.RAISE)
 
 
 class Backoff:
-    """Say how long to wait before the next try, and when to give up.
+    """How long to wait before the next try, and when to give up.
 
     The wait doubles from try to try and is jittered, so that a thousand clients do not come back at the same moment. A
     connection starts the count anew only once it has held for ``stable_s``: a server that answers each connection with
@@ -68,7 +99,7 @@ class Backoff:
         return math.inf if self._budget_s is None else max(0.0, self._budget_s - self.without_server_s)
 
     def next_wait_s(self) -> float | None:
-        """Count one failed try and give the seconds to wait before the next; None: the budget is used up."""
+        """Count one failed try; return the seconds to wait before the next, or None: the budget is used up."""
         self.tries += 1
         remaining = self.remaining_s
         if remaining <= 0:
@@ -78,11 +109,11 @@ class Backoff:
         return min(wait * self._rng.uniform(0.5, 1.0), remaining)
 
     def spent(self, seconds: float) -> None:
-        """Take in that so much time passed without a server."""
+        """Record that so much time passed without a server."""
         self.without_server_s += seconds
 
     def held(self, seconds: float) -> None:
-        """Take in that a connection was there for so long."""
+        """Record that a connection was there for so long."""
         if seconds >= self._stable_s:
             self.tries = 0
             self.without_server_s = 0.0

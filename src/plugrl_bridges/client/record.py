@@ -1,12 +1,12 @@
-"""Own what a client knows of its own episodes: the counts of the running ones, and the summary at the end.
+"""Own what a client knows of itself: its counts, whether it is to stop, and what it reports meanwhile.
 
-Pure bookkeeping, no clock and no socket: times come in as arguments. ``exchange`` keeps it up to date, ``env_client``
-makes the summary of it, ``cli`` shows it.
+``exchange`` keeps the `EpisodeBook` up to date, ``env_client`` makes the summary of it, ``cli`` shows it.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from plugrl_bridges.wire.codec import Array, Value
 
-__all__ = ["NOTHING", "ClientSummary", "Episode", "EpisodeBook", "Progress", "together"]
+__all__ = ["NOTHING", "ClientSummary", "Episode", "EpisodeBook", "Progress", "Stopped", "Watch", "together"]
 
 _RECENT = 1000  # a client may run for months
 _MEAN_OVER = 100
+_REPORT_EVERY_S = 1.0
 
 
 class Episode(NamedTuple):
@@ -114,6 +115,7 @@ class EpisodeBook:
         """Completed chunks of each running episode: the ``step_ids`` [5.2]."""
         self.episodes = 0
         self.steps = 0
+        self.reconnects = 0
         self.recent: deque[Episode] = deque(maxlen=_RECENT)
         self._returns = np.zeros(num_envs, np.float64)
         self._lengths = np.zeros(num_envs, np.int64)
@@ -149,13 +151,57 @@ class EpisodeBook:
         self._returns[rows] = 0.0
         self._lengths[rows] = 0
 
-    def progress(self, state: str, steps_per_s: float) -> Progress:
-        """Return the report for a progress line."""
-        latest = list(self.recent)[-_MEAN_OVER:]
-        mean = sum(episode.ret for episode in latest) / len(latest) if latest else math.nan
-        return Progress(state, self.episodes, self.steps, steps_per_s, mean)
-
-    def summary(self, *, reconnects: int, reason: str) -> ClientSummary:
+    def summary(self, reason: str) -> ClientSummary:
         """Return the summary so far."""
         mean = self._total_return / self.episodes if self.episodes else math.nan
-        return ClientSummary(self.episodes, self.steps, mean, tuple(self.recent), reconnects, reason)
+        return ClientSummary(self.episodes, self.steps, mean, tuple(self.recent), self.reconnects, reason)
+
+
+class Stopped(Exception):
+    """Unwinds a client after `EnvClient.stop`; it never leaves the client."""
+
+
+class Watch:
+    """Whether a client is to stop, and what it reports about once a second.
+
+    Args:
+        progress: Gets the reports.
+    """
+
+    def __init__(self, progress: Callable[[Progress], None] | None = None) -> None:
+        self.book = EpisodeBook(0)
+        """What is counted; replaced when the envs are there."""
+        self._progress = progress
+        self._reported_at = -math.inf
+        self._reported_steps = 0
+        self._stop = False
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the client is to stop."""
+        return self._stop
+
+    def stop(self) -> None:
+        """Say that the client is to stop; from any thread or from a signal handler."""
+        # Only a flag: a lock or an event could be held by the very thread that a signal handler interrupts.
+        self._stop = True
+
+    def check(self) -> None:
+        """Raise `Stopped` if the client is to stop."""
+        if self.stopping:
+            raise Stopped
+
+    def report(self, state: str) -> None:
+        """Report progress, if there is somebody to hear it and the last report is a second ago."""
+        if self._progress is None:
+            return
+        now = time.monotonic()
+        since_s = now - self._reported_at
+        if since_s < _REPORT_EVERY_S:
+            return
+        book = self.book
+        rate = (book.steps - self._reported_steps) / since_s
+        self._reported_at, self._reported_steps = now, book.steps
+        latest = list(book.recent)[-_MEAN_OVER:]
+        mean = sum(episode.ret for episode in latest) / len(latest) if latest else math.nan
+        self._progress(Progress(state, book.episodes, book.steps, rate, mean))
