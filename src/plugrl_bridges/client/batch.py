@@ -1,11 +1,12 @@
-"""Own the one interface behind which the envs of a connection stand, and the failure of one of them.
+"""Own what the envs of a connection have in common, and the failure of one of them.
 
-``envs.EnvList`` (ordinary envs) and ``vector_env.VectorBatch`` (a batched simulator) implement it, ``exchange`` drives
-it. It must not know of connections or messages.
+``envs.EnvList`` (ordinary envs) and ``vector_env.VectorBatch`` (a batched simulator) are `EnvBatch`es, ``exchange``
+drives them. Nothing here knows of connections or messages.
 """
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,41 +15,46 @@ import numpy as np
 
 from plugrl_bridges.errors import EnvFailed
 from plugrl_bridges.spaces import ActionLayout, ObservationLayout, space_to_wire
+from plugrl_bridges.traits import env_name
 from plugrl_bridges.wire.info import batch_infos, scattered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gymnasium import spaces
+    import gymnasium
 
     from plugrl_bridges.client.verified import Digests
     from plugrl_bridges.wire.codec import Array, Value
 
-Space: TypeAlias = "spaces.Space[Any]"
+__all__ = ["AnyEnv", "EnvBatch"]
 
-__all__ = ["EnvBatch"]
+logger = logging.getLogger(__name__)
+
+AnyEnv: TypeAlias = "gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]"
+Space: TypeAlias = "gymnasium.Space[Any]"
 
 
 class EnvBatch(ABC):
-    """Step, reset and describe n envs; row i is env i of the connection.
+    """The n envs of a connection; row i is env i there.
 
     Call `reset` for all rows first. Then, per chunk: `step`, read the attributes, `step_infos`; `renew` the envs that
     ended and `reset` those the trainer wants reset. What `observations` held when `step` returned stays as it is until
     the next `step`, so that it may be on its way to the socket meanwhile.
 
     Args:
+        made: What the factory returned: n envs, or one vector env.
         num_envs: n.
         observation_space: Of one env.
         action_space: Of one env.
-        name: The env's id or class, for messages.
 
     Raises:
         SpaceError: if a space cannot travel.
     """
 
-    def __init__(self, num_envs: int, observation_space: Space, action_space: Space, name: str) -> None:
+    def __init__(self, made: Sequence[AnyEnv], num_envs: int, observation_space: Space, action_space: Space) -> None:
         self.num_envs = num_envs
-        self.name = name
+        self.name = env_name(made[0])
+        self._made = made
         self.layout = ObservationLayout(observation_space)
         self.action_layout = ActionLayout(action_space)
         self.observations: list[Array] = self.layout.allocate(num_envs)
@@ -69,8 +75,7 @@ class EnvBatch(ABC):
         """Row to info of its last reset, since the caller last cleared it."""
         self.digests: Digests | None = None
         """The chained digests of the rows' steps (feature ``step-digest``), if they are kept."""
-        self.refused: set[str] = set()
-        """Keys of infos that the wire cannot carry, met so far."""
+        self._refused: set[str] = set()
 
     @abstractmethod
     def reset(
@@ -79,15 +84,10 @@ class EnvBatch(ABC):
         seeds: Sequence[int | None] | None = None,
         options: Sequence[Mapping[str, Any] | None] | None = None,
     ) -> None:
-        """Reset rows, in `observations` and `reset_infos`.
-
-        Args:
-            rows: Which envs.
-            seeds: One per row; None leaves the env's random stream running.
-            options: One per row.
+        """Reset rows, in `observations` and `reset_infos`; a seed of None leaves the env's random stream running.
 
         Raises:
-            EnvFailed: naming the env and what it raised.
+            EnvFailed: naming the env and what it raised; likewise the other methods.
         """
 
     @abstractmethod
@@ -100,49 +100,47 @@ class EnvBatch(ABC):
         Args:
             actions: ``[H, n, *shape]`` from `ActionLayout.from_wire`; may be a view that dies afterwards.
             rows: Which envs.
-
-        Raises:
-            EnvFailed: naming the env and what it raised.
         """
 
-    @abstractmethod
     def renew(self, ended: Array) -> None:
-        """Begin the next episode of the rows whose episode ended in the last `step`: exactly one reset each, no seed.
-
-        Args:
-            ended: bool ``[n]``.
-        """
+        """Begin the next episode of the rows that ended in the last `step`, bool ``[n]``: one reset each, no seed."""
+        rows = np.flatnonzero(ended).tolist()
+        if rows:
+            self.reset(rows)
 
     @abstractmethod
     def step_info_of(self, row: int) -> Mapping[str, Any]:
-        """Give the info of a row's last step."""
+        """Return the info of a row's last step."""
 
     @abstractmethod
     def step_infos(self, rows: Sequence[int]) -> dict[str, Value]:
-        """Give the infos of the rows' last steps, batched for a feedback [5.4].
+        """Return the infos of the rows' last steps, batched for a feedback [5.4]."""
 
-        Raises:
-            EnvFailed: if they are no infos; likewise `successes` and `take_reset_infos`.
-        """
-
-    @abstractmethod
-    def traits(self) -> dict[str, Value]:
-        """Give ``env_id``, ``render_mode`` and ``max_episode_steps``, as far as they are known."""
-
-    @abstractmethod
     def close(self) -> None:
         """Close the envs; what they raise meanwhile is logged."""
+        for row, env in enumerate(self._made):
+            try:
+                env.close()
+            except Exception:  # noqa: PERF203 - each env is closed, whatever the others do
+                logger.exception("%s failed in close()", self._who(row if len(self._made) > 1 else -1))
 
     def describe(self) -> dict[str, Value]:
-        """Give the part of the env-spec map that the envs themselves know."""
+        """Return the part of the env-spec map that the envs themselves know; what is not known is left out."""
+        env = self._made[0]
+        spec = getattr(env, "spec", None)
+        traits = {
+            "env_id": getattr(spec, "id", None),
+            "render_mode": getattr(env, "render_mode", None),
+            "max_episode_steps": getattr(spec, "max_episode_steps", None),
+        }
         return {
             "observation_space": space_to_wire(self.layout.space),
             "action_space": space_to_wire(self.action_layout.space),
-            **self.traits(),
+            **{key: value for key, value in traits.items() if isinstance(value, (str, int))},
         }
 
     def successes(self, ended: Array) -> Array:
-        """Give, as bool ``[n]``, which of the ended rows report ``is_success`` or ``success`` in their last info."""
+        """Return, as bool ``[n]``, which of the ended rows report ``is_success`` or ``success`` in their last info."""
         found = np.zeros(self.num_envs, np.bool_)
         with self.blaming("step"):
             for row in np.flatnonzero(ended).tolist():
@@ -152,7 +150,7 @@ class EnvBatch(ABC):
         return found
 
     def take_reset_infos(self) -> dict[str, Value]:
-        """Give the infos of the resets since they were last cleared, batched to n."""
+        """Return the infos of the resets since they were last cleared, batched to n."""
         with self.blaming("reset"):
             if not any(self.reset_infos.values()):
                 return {}
@@ -160,10 +158,11 @@ class EnvBatch(ABC):
             return scattered(self.batched([self.reset_infos[row] for row in rows]), rows, self.num_envs)
 
     def batched(self, infos: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
-        """Batch infos for the wire, noting what it cannot carry."""
+        """Batch infos for the wire, and warn once of each key that it cannot carry."""
         batched, refused = batch_infos(infos)
-        if refused:
-            self.refused |= refused
+        for key in sorted(refused - self._refused):
+            logger.warning("info key %r cannot travel and is left out: expected numbers, str, or arrays of them", key)
+        self._refused |= refused
         return batched
 
     @contextmanager
@@ -172,10 +171,12 @@ class EnvBatch(ABC):
         try:
             yield
         except Exception as exc:
-            raise self.failed(what, None, exc) from exc
+            raise self.failed(what, -1, exc) from exc
 
-    def failed(self, what: str, row: int | None, exc: Exception) -> EnvFailed:
-        """Give the error for what an env raised, to be raised from it."""
-        who = f"env {self.name}" if row is None or row < 0 else f"env {row} ({self.name})"
+    def failed(self, what: str, row: int, exc: Exception) -> EnvFailed:
+        """Return the error for what an env raised, to be raised from it; -1 is no row in particular."""
         text = str(exc).strip().partition("\n")[0]
-        return EnvFailed(f"{who} failed in {what}(): {type(exc).__name__}" + (f": {text}" if text else ""))
+        return EnvFailed(f"{self._who(row)} failed in {what}(): {type(exc).__name__}" + (f": {text}" if text else ""))
+
+    def _who(self, row: int) -> str:
+        return f"env {self.name}" if row < 0 else f"env {row} ({self.name})"

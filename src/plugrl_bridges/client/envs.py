@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -22,27 +21,13 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.wire.codec import Array, Value
 
-__all__ = ["EnvList", "traits_of"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["EnvList"]
 
 Env: TypeAlias = "gymnasium.Env[Any, Any]"
-AnyEnv: TypeAlias = "Env | gymnasium.vector.VectorEnv[Any, Any, Any]"
-
-
-def traits_of(env: AnyEnv) -> dict[str, Value]:
-    """Give what the env-spec map says of an env beside its spaces; what is not known is left out."""
-    spec = getattr(env, "spec", None)
-    traits = {
-        "env_id": getattr(spec, "id", None),
-        "render_mode": getattr(env, "render_mode", None),
-        "max_episode_steps": getattr(spec, "max_episode_steps", None),
-    }
-    return {key: value for key, value in traits.items() if isinstance(value, (str, int))}
 
 
 class EnvList(EnvBatch):
-    """Step ordinary envs one after another.
+    """Ordinary envs, stepped one after another.
 
     Args:
         envs: At least one, all with the same spaces.
@@ -60,14 +45,14 @@ class EnvList(EnvBatch):
                 f"the env factory returned the same {env_name(first)} object more than once: it must make a new one at "
                 "each call"
             )
-        super().__init__(len(envs), first.observation_space, first.action_space, env_name(first))
+        super().__init__(envs, len(envs), first.observation_space, first.action_space)
         for row, env in enumerate(envs):
             if env.observation_space != first.observation_space or env.action_space != first.action_space:
                 raise FactoryError(
                     f"the envs of one client must have the same spaces: env {row} has {env.observation_space} and "
                     f"{env.action_space}, env 0 has {first.observation_space} and {first.action_space}"
                 )
-        self._envs = list(envs)
+        self._envs = envs
         if verify:
             self._envs, self.digests = with_digests(envs)
         self._steps = [env.step for env in self._envs]
@@ -98,10 +83,6 @@ class EnvList(EnvBatch):
             except Exception as exc:
                 raise self.failed("reset", row, exc) from exc
             self.reset_infos[row] = info
-
-    def renew(self, ended: Array) -> None:
-        """Reset the rows whose episode ended; see `EnvBatch.renew`."""
-        self.reset(np.flatnonzero(ended).tolist())
 
     def _turn(self) -> None:
         """Go on in the other set of arrays: what is in this one may be on its way to the socket."""
@@ -153,7 +134,7 @@ class EnvList(EnvBatch):
             self.steps = n
 
     def step_info_of(self, row: int) -> Mapping[str, Any]:
-        """Give the info of a row's last step."""
+        """Return the info of a row's last step."""
         return self._infos[row]
 
     def step_infos(self, rows: Sequence[int]) -> dict[str, Value]:
@@ -161,15 +142,3 @@ class EnvList(EnvBatch):
         infos = self._infos if len(rows) == self.num_envs else [self._infos[row] for row in rows]
         with self.blaming("step"):
             return self.batched(infos) if any(infos) else {}
-
-    def traits(self) -> dict[str, Value]:
-        """Give what is known of the first env."""
-        return traits_of(self._envs[0])
-
-    def close(self) -> None:
-        """Close every env."""
-        for row, env in enumerate(self._envs):
-            try:
-                env.close()
-            except Exception:  # noqa: PERF203 - each env is closed, whatever the others do
-                logger.exception("env %d (%s) failed in close()", row, self.name)

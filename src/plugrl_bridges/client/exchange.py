@@ -73,7 +73,6 @@ class Conversation:
         self._digested = False  # whether the server takes digests, and the batch keeps them
         self._probe = Infer(Observation(), self._indices, self._indices)
         self._nothing = batch.layout.write(batch.observations, self._indices[:0])
-        self._told = set(batch.refused)
         self._knows_spec = False
 
     def run(self, *, remaining_s: float) -> NoReturn:
@@ -176,8 +175,6 @@ class Conversation:
         book.add(at, batch.rewards[at], batch.lengths[at], batch.steps if rows else 0)
         step_ids = book.chunks[at].copy()
         info: dict[str, Value] = batch.step_infos(rows) if self._send_info and rows else {}
-        if len(batch.refused) != len(self._told):
-            self._warn_refused()
         ended = None
         if rows and batch.any_ended:
             ended = np.zeros(batch.num_envs, np.bool_)
@@ -241,8 +238,3 @@ class Conversation:
         if digests is None or not self._digested:
             return None
         return digests.values if picked is None else digests.values[picked]
-
-    def _warn_refused(self) -> None:
-        for key in sorted(self._batch.refused - self._told):
-            logger.warning("info key %r cannot travel and is left out: expected numbers, str, or arrays of them", key)
-        self._told = set(self._batch.refused)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
-from plugrl_bridges.client.envs import AnyEnv, EnvList
+from plugrl_bridges.client.envs import EnvList
 from plugrl_bridges.client.vector_env import VectorBatch
 from plugrl_bridges.errors import FactoryError
 from plugrl_bridges.place import placing
@@ -26,14 +26,13 @@ from plugrl_bridges.place import placing
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from plugrl_bridges.client.batch import EnvBatch
+    from plugrl_bridges.client.batch import AnyEnv, EnvBatch
 
 __all__ = ["MakeEnv", "build_batch", "env_factory", "gym_factory"]
 
 logger = logging.getLogger(__name__)
 
-AnyMade: TypeAlias = "gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]"
-MakeEnv: TypeAlias = "Callable[[], AnyMade] | Callable[..., AnyMade]"
+MakeEnv: TypeAlias = "Callable[[], AnyEnv] | Callable[..., AnyEnv]"
 
 _INDEX = "env_index"
 
@@ -61,7 +60,7 @@ def gym_factory(env_id: str, kwargs: Mapping[str, Any] | None = None) -> MakeEnv
     if _INDEX in make.keywords or not _wants_index(_creator(spec.entry_point)):
         return make
 
-    def make_numbered(env_index: int) -> AnyMade:
+    def make_numbered(env_index: int) -> AnyEnv:
         return make(env_index=env_index)
 
     return make_numbered
@@ -187,7 +186,7 @@ def _make(make_env: MakeEnv, rank: int, row: int) -> AnyEnv:
     try:
         numbered: dict[str, int] = {_INDEX: row} if _wants_index(make_env) else {}
         with placing(rank, row):
-            env = cast("Callable[..., AnyMade]", make_env)(**numbered)
+            env = cast("Callable[..., AnyEnv]", make_env)(**numbered)
     except Exception as exc:
         logger.exception("the env factory failed")
         raise FactoryError(f"the env factory failed: {_line(exc)}") from exc

@@ -15,12 +15,11 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from plugrl_bridges.client.batch import EnvBatch
-from plugrl_bridges.client.envs import traits_of
 from plugrl_bridges.client.verified import digest_env_in
 from plugrl_bridges.digest.digest import StepDigests
 from plugrl_bridges.errors import FactoryError
 from plugrl_bridges.spaces import ObservationLayout
-from plugrl_bridges.traits import HAS_MODES, Autoreset, autoreset_of, env_name
+from plugrl_bridges.traits import HAS_MODES, Autoreset, autoreset_of
 from plugrl_bridges.wire.info import columns_for_wire, merged, row_info
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ _FINAL_KEYS = {*_FINALS, "final_info", "_final_obs", "_final_observation", "_fin
 
 
 class VectorBatch(EnvBatch):
-    """Step a vector env as a whole.
+    """A vector env, stepped as a whole.
 
     It may autoreset in the same step, or be one that resets single rows when asked to (``options["reset_mask"]``: the
     mode DISABLED, and Gymnasium's own SyncVectorEnv and AsyncVectorEnv in every mode).
@@ -57,7 +56,7 @@ class VectorBatch(EnvBatch):
     """
 
     def __init__(self, env: VectorEnv, *, verify: bool = False) -> None:
-        super().__init__(int(env.num_envs), env.single_observation_space, env.single_action_space, env_name(env))
+        super().__init__([env], int(env.num_envs), env.single_observation_space, env.single_action_space)
         try:
             mode = autoreset_of(env)
         except ValueError as exc:
@@ -190,7 +189,7 @@ class VectorBatch(EnvBatch):
             self._chains.step([actions], rewards, self.terminated, self.truncated, columns)
 
     def _part_ended(self, infos: Mapping[str, Any]) -> None:
-        """Tell the terminal observations and infos of ended rows from those of the next episodes."""
+        """Separate the terminal observations and infos of ended rows from those of the next episodes."""
         for target, source in zip(self._final, self.observations, strict=True):
             np.copyto(target, source)
         returned, self.observations = self.observations, self._final
@@ -211,11 +210,10 @@ class VectorBatch(EnvBatch):
 
     def renew(self, ended: Array) -> None:
         """Begin the next episodes: with what the same step brought, or by a masked reset; see `EnvBatch.renew`."""
-        rows = np.flatnonzero(ended).tolist()
         if self._next is None:
-            if rows:
-                self.reset(rows)
+            super().renew(ended)
             return
+        rows = np.flatnonzero(ended).tolist()
         if self._chains is not None:
             self._chains.reset(self._next, rows)
         self.observations, self._next = self._next, None
@@ -247,17 +245,6 @@ class VectorBatch(EnvBatch):
         ended = self.terminated | self.truncated
         going_on, over = np.flatnonzero(~ended), np.flatnonzero(ended)
         return None if last is None else merged([(own, going_on, going_on), (last, over, over)], n)
-
-    def traits(self) -> dict[str, Value]:
-        """Return what is known of the vector env."""
-        return traits_of(self._env)
-
-    def close(self) -> None:
-        """Close the vector env."""
-        try:
-            self._env.close()
-        except Exception:
-            logger.exception("vector env %s failed in close()", self.name)
 
 
 def _at(observation: Value, leaf: Leaf) -> Value:
