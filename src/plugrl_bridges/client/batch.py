@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     import gymnasium
 
-    from plugrl_bridges.client.verified import Digests
+    from plugrl_bridges.digest.digest import StepDigests
+    from plugrl_bridges.digest.shared import SharedDigests
     from plugrl_bridges.wire.codec import Array, Value
 
 __all__ = ["AnyEnv", "EnvBatch"]
@@ -73,7 +74,7 @@ class EnvBatch(ABC):
         """Env steps of all rows together in the last chunk."""
         self.reset_infos: dict[int, Mapping[str, Any]] = {}
         """Row to info of its last reset, since the caller last cleared it."""
-        self.digests: Digests | None = None
+        self.digests: SharedDigests | StepDigests | None = None
         """The chained digests of the rows' steps (feature ``step-digest``), if they are kept."""
         self._refused: set[str] = set()
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from plugrl_bridges.client.batch import EnvBatch
-from plugrl_bridges.client.verified import with_digests
+from plugrl_bridges.digest.env import DigestEnv
+from plugrl_bridges.digest.shared import SharedDigests
 from plugrl_bridges.errors import FactoryError
 from plugrl_bridges.traits import env_name
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from plugrl_bridges.wire.codec import Array, Value
 
-__all__ = ["EnvList"]
+__all__ = ["EnvList", "digest_env_in"]
 
 Env: TypeAlias = "gymnasium.Env[Any, Any]"
 
@@ -54,7 +55,7 @@ class EnvList(EnvBatch):
                 )
         self._envs = envs
         if verify:
-            self._envs, self.digests = with_digests(envs)
+            self._envs, self.digests = _with_digests(envs)
         self._steps = [env.step for env in self._envs]
         self._infos: list[Mapping[str, Any]] = [{}] * len(envs)
         self._other = self.layout.allocate(len(envs))
@@ -142,3 +143,32 @@ class EnvList(EnvBatch):
         infos = self._infos if len(rows) == self.num_envs else [self._infos[row] for row in rows]
         with self.blaming("step"):
             return self.batched(infos) if any(infos) else {}
+
+
+def _with_digests(envs: Sequence[Env]) -> tuple[list[Env], SharedDigests]:
+    """Return the envs, each with a `DigestEnv` around or inside it, and the digests of all.
+
+    A digest is made of the env's own values, before anything else has touched them: of several that an env has already,
+    such as a ``LedgerEnv``, the innermost is used, which stands where the factory put it.
+    """
+    inside = [digest_env_in(env) for env in envs]
+    first = inside[0] or DigestEnv(envs[0])
+    shared = SharedDigests(len(envs), *first.entries)
+    made: list[Env] = []
+    for row, (env, found) in enumerate(zip(envs, inside, strict=True)):
+        if found is None:
+            made.append(DigestEnv(env, shared.row(row)))
+        else:
+            found.keep_digest(shared.row(row))
+            made.append(env)
+    return made, shared
+
+
+def digest_env_in(env: Any) -> DigestEnv | None:  # noqa: ANN401 - each wrapper has an ``env`` of some kind
+    """Return the innermost `DigestEnv` of an env and its wrappers; None if there is none."""
+    found = None
+    while env is not None:
+        if isinstance(env, DigestEnv):
+            found = env
+        env = getattr(env, "__dict__", {}).get("env")
+    return found

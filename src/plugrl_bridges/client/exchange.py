@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import numpy as np
 
-from plugrl_bridges.client.reconnect import TextFrame
-from plugrl_bridges.errors import EnvFailed, RemoteProtocolError
+from plugrl_bridges.errors import RemoteProtocolError
 from plugrl_bridges.wire.messages import Action, Feedback, Infer, Metadata, Observation, ResetRequest
 from plugrl_bridges.wire.session import ENV_SPEC, LATE_RESET, STEP_DIGEST, ClientSession
 
@@ -34,7 +33,7 @@ _METADATA_TIMEOUT_S: Final = 30.0
 
 
 class Conversation:
-    """Serve one connection.
+    """What is said on one connection.
 
     Args:
         line: Open, nothing sent or received yet.
@@ -86,7 +85,7 @@ class Conversation:
         """
         line, session = self._line, self._session
         # The casts say what the session guarantees: metadata first, then actions only.
-        metadata = cast("Metadata", session.receive(self._message(min(_METADATA_TIMEOUT_S, remaining_s))))
+        metadata = cast("Metadata", session.receive(line.receive(min(_METADATA_TIMEOUT_S, remaining_s))))
         self.connected_at = time.monotonic()
         line.recycle()
         self._knows_spec = ENV_SPEC in session.features
@@ -108,7 +107,7 @@ class Conversation:
         self._watch.check()
         line.send(infer)
         while True:
-            feedback = self._step(cast("Action", session.receive(self._message())))
+            feedback = self._step(cast("Action", session.receive(line.receive())))
             infer = self._infer()
             self._watch.check()
             line.send(feedback, infer)
@@ -122,27 +121,23 @@ class Conversation:
                 for array in self._batch.observations:
                     array[...] = np.zeros((), array.dtype)
                 return self._infer(spec={**spec, "unreset": True})
-            self._begin([None] * self._batch.num_envs, None)
+            self._reset(self._rows, self._first_seeds)
         return self._infer(spec=spec)
 
-    def _begin(self, seeds: Sequence[int | None], options: Sequence[Mapping[str, Any] | None] | None) -> None:
-        """Reset all envs for the first time; a seed that is None is the client's own."""
-        chosen = [own if seed is None else seed for seed, own in zip(seeds, self._first_seeds, strict=True)]
-        try:
-            self._batch.reset(self._rows, chosen, options)
-        except EnvFailed:
-            logger.exception("the first reset failed")
-            raise
+    def _reset(
+        self,
+        rows: Sequence[int],
+        seeds: Sequence[int | None],
+        options: Sequence[Mapping[str, Any] | None] | None = None,
+    ) -> None:
+        """Reset envs; where the first reset, which is one of all, has no seed for an env, it gets the client's own."""
+        if not self._batch.began:
+            seeds = [own if seed is None else seed for seed, own in zip(seeds, self._first_seeds, strict=True)]
+        self._batch.reset(rows, seeds, options)
         self._batch.began = True
 
-    def _message(self, timeout_s: float | None = None) -> memoryview:
-        message = self._line.receive(timeout_s)
-        if isinstance(message, str):
-            raise TextFrame(f"{self._line.address} sent a text frame ({message[:80]!r}); is it a training server?")
-        return message
-
     def _step(self, message: Action) -> list[Buffer]:
-        """Carry an action out; on return the batch holds what the next infer sends. Gives the feedback's buffers."""
+        """Carry an action out and return the feedback; the batch then holds what the next infer sends."""
         batch = self._batch
         actions = batch.action_layout.from_wire(message.action)
         batch.reset_infos.clear()
@@ -165,9 +160,7 @@ class Conversation:
     def _feedback(self, rows: Sequence[int], picked: Array | None) -> list[Buffer]:
         """Report the rows' last steps, then begin the next episodes of those that ended.
 
-        Args:
-            rows: Who was stepped.
-            picked: The same as an array; None: everyone, and nothing need be copied.
+        ``picked`` is the same as an array; None is everyone, and nothing need be copied.
         """
         batch, book = self._batch, self._book
         at: Array | slice = slice(None) if picked is None else picked
@@ -199,12 +192,9 @@ class Conversation:
 
     def _obey(self, request: ResetRequest) -> None:
         """Reset what the trainer wants reset; those running episodes have no end and no record."""
-        rows = request.env_ids
-        if self._batch.began:
-            self._batch.reset(rows.tolist(), request.seeds, request.options)
-        else:  # all of them, as was seen to before
-            order = np.argsort(rows).tolist()
-            self._begin([request.seeds[at] for at in order], [request.options[at] for at in order])
+        order = np.argsort(request.env_ids).tolist()
+        rows = request.env_ids[order]
+        self._reset(rows.tolist(), [request.seeds[at] for at in order], [request.options[at] for at in order])
         self._book.drop(rows)
 
     def _infer(self, spec: Mapping[str, Value] | None = None) -> list[Buffer]:
@@ -233,7 +223,7 @@ class Conversation:
         )
 
     def _digests(self, picked: Array | None) -> Array | None:
-        """Give the envs' digests as they stand, if they are to be sent."""
+        """Return the envs' digests as they stand, if they are to be sent."""
         digests = self._batch.digests
         if digests is None or not self._digested:
             return None

@@ -7,11 +7,12 @@ itself and the keeper stands aside. Knows nothing of messages. ``exchange`` is t
 
 from __future__ import annotations
 
-import logging
+import math
 import threading
 import time
 from typing import TYPE_CHECKING
 
+from plugrl_bridges.client.reconnect import TextFrame
 from plugrl_bridges.errors import ConnectionClosed
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KeptConnection"]
 
-logger = logging.getLogger(__name__)
-
 _TICK_S = 0.25
 _SLICE_S = 0.2
 """Waits are cut into slices of this length, since `EnvClient.stop` only sets a flag: it may run in a signal handler."""
@@ -33,7 +32,7 @@ _LAST_SEND_S = 0.5
 
 
 class KeptConnection:
-    """Send and receive on one open connection while a keeper thread keeps it alive.
+    """One open connection, which a keeper thread keeps alive.
 
     Args:
         websocket: Open; owned from here on.
@@ -63,23 +62,20 @@ class KeptConnection:
         """The server's URL."""
         return self._websocket.address
 
-    def receive(self, timeout_s: float | None = None) -> memoryview | str:
-        """Wait for a message, for ever if ``timeout_s`` is None; it is valid until `recycle`.
+    def receive(self, timeout_s: float = math.inf) -> memoryview:
+        """Wait for a message; it is valid until `recycle`.
 
         Raises:
             ConnectionClosed: if there will be none, or the server was silent for too long.
+            TextFrame: if it is none of the protocol's.
             Stopped: if the client is to end.
         """
-        with self._lock:
-            message = self._websocket.receive(_SLICE_S)
-        if message is not None:
-            return message
-        since = time.monotonic() - _SLICE_S
+        since = time.monotonic()
         while True:
-            self._watch.check()
-            self._watch.report("waiting")
             with self._lock:
                 message = self._websocket.receive(_SLICE_S)
+                if isinstance(message, str):
+                    raise TextFrame(f"{self.address} sent a text frame ({message[:80]!r}); is it a training server?")
                 if message is not None:
                     return message
                 now = time.monotonic()
@@ -89,8 +85,10 @@ class KeptConnection:
                     self._give_up(
                         f"nothing was heard for {silent_s:.0f} s, {self._websocket.pings_unanswered} pings unanswered"
                     )
-                if timeout_s is not None and now - since > timeout_s:
+                if now - since > timeout_s:
                     self._give_up(f"no message came within {timeout_s:g} s")
+            self._watch.check()
+            self._watch.report("waiting")
 
     def _give_up(self, why: str) -> None:
         self._websocket.abort()

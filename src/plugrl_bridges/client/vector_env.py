@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from plugrl_bridges.client.batch import EnvBatch
-from plugrl_bridges.client.verified import digest_env_in
+from plugrl_bridges.client.envs import digest_env_in
 from plugrl_bridges.digest.digest import StepDigests
 from plugrl_bridges.errors import FactoryError
 from plugrl_bridges.spaces import ObservationLayout
