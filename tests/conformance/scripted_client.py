@@ -80,30 +80,31 @@ class Client:
 
     # What it says ----------------------------------------------------------------------------------------------------
 
-    def observation(self, rows: list[int]) -> dict[str, Any]:
-        n = len(rows)
+    def observation(self, rows: list[int], *, fed_back: bool = False) -> dict[str, Any]:
+        """Return the observation of an infer or, ``fed_back``, of a feedback, where "… in feedback" is wrong alone."""
+        n, fault = len(rows), self.fault.removesuffix(" in feedback") if fed_back else self.fault
         text: Any = np.full(n, "", "<U1")
-        if self.fault == "text as a list":
+        if fault == "text as a list":
             text = [""] * n
-        elif self.fault == "text as one str":
+        elif fault == "text as one str":
             text = ""
-        elif self.fault == "text too short":
+        elif fault == "text too short":
             text = [""] * (n + 1)
         states: dict[str, Any] = {
             "t": np.array([[self.envs[row].t] for row in rows], np.float64).reshape(n, 1),
             "a": np.array([self.envs[row].a for row in rows], np.float64).reshape(n, WIDTH),
         }
         images: dict[str, Any] = {}
-        if self.fault == "no batch dimension":
+        if fault == "no batch dimension":
             states["t"] = states["t"][:1]
-        if self.fault == "other states":
+        if fault == "other states":
             states = {"obs": states["a"]}
-        if self.fault == "float images":
+        if fault == "float images":
             images["camera"] = np.zeros((n, 4, 4, 3), np.float32)
-        elif self.fault == "images":
+        elif fault == "images":
             images["camera"] = np.zeros((n, 4, 4, 3), np.uint8)
         observation = {"images": images, "states": states, "text": text}
-        if self.fault == "no text":
+        if fault == "no text":
             del observation["text"]
         return observation
 
@@ -212,7 +213,7 @@ class Client:
         if self.fault == "wrong return":
             episode["r"] = episode["r"] - 1
         data: dict[str, Any] = {
-            "obs": self.observation(rows),
+            "obs": self.observation(rows, fed_back=True),
             "rewards": np.array(rewards, {"float64 rewards": "<f8", "float16 rewards": "<f2"}.get(self.fault, "<f4")),
             "terminated": over,
             "truncated": np.zeros(len(rows), bool),

@@ -228,12 +228,10 @@ class MessageChecks:
         """Check that digests stand only where the feature step-digest was offered."""
         if message.digest is None:
             return
-        self.check(
-            STEP_DIGEST in self._features,
-            "10" if STEP_DIGEST not in self._features else STEP_DIGEST,
-            "digests are a <u8 array, one per env",
-            f"{kind}: digest, but the metadata does not list {STEP_DIGEST}",
-        )
+        if STEP_DIGEST in self._features:
+            self._report.passed(STEP_DIGEST, "digests are a <u8 array, one per env")
+        else:
+            self._report.violation("10", f"{kind}: digest, but the metadata does not list {STEP_DIGEST}")
 
     def _episodes(self, told: Told) -> None:
         """Compare what the client says of finished episodes with what it fed back."""
