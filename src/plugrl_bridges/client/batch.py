@@ -42,11 +42,7 @@ class EnvBatch(ABC):
     ended and `reset` those the trainer wants reset. What `observations` held when `step` returned stays as it is until
     the next `step`, so that it may be on its way to the socket meanwhile.
 
-    Args:
-        made: What the factory returned: n envs, or one vector env.
-        num_envs: n.
-        observation_space: Of one env.
-        action_space: Of one env.
+    ``made`` is what the factory returned: n envs, or one vector env. The spaces are those of one env.
 
     Raises:
         SpaceError: if a space cannot travel.
@@ -96,11 +92,8 @@ class EnvBatch(ABC):
         """Run one chunk for the rows named; fills the attributes at these rows.
 
         An env's chunk ends at the step that ends its episode. A batch that cannot leave out an env ends it for all
-        then, which the protocol allows: any prefix of a chunk may be used [5.3].
-
-        Args:
-            actions: ``[H, n, *shape]`` from `ActionLayout.from_wire`; may be a view that dies afterwards.
-            rows: Which envs.
+        then, which the protocol allows: any prefix of a chunk may be used [5.3]. The actions,
+        ``[H, n, *shape]``, may be a view that dies afterwards.
         """
 
     def renew(self, ended: Array) -> None:

@@ -28,16 +28,7 @@ Env: TypeAlias = "gymnasium.Env[Any, Any]"
 
 
 class EnvList(EnvBatch):
-    """Ordinary envs, stepped one after another.
-
-    Args:
-        envs: At least one, all with the same spaces.
-        verify: Keep the digests of their steps.
-
-    Raises:
-        FactoryError: if the spaces differ, or two are the same object.
-        SpaceError: if a space cannot travel.
-    """
+    """Ordinary envs, stepped one after another; a `FactoryError` if their spaces differ, or two are the same object."""
 
     def __init__(self, envs: Sequence[Env], *, verify: bool = False) -> None:
         first = envs[0]
@@ -70,7 +61,7 @@ class EnvList(EnvBatch):
         seeds: Sequence[int | None] | None = None,
         options: Sequence[Mapping[str, Any] | None] | None = None,
     ) -> None:
-        """Reset rows one by one; see `EnvBatch.reset`."""
+        """Reset rows one by one."""
         self._turn()
         for at, row in enumerate(rows):
             asked: dict[str, Any] = {}
@@ -92,7 +83,7 @@ class EnvList(EnvBatch):
         self.observations, self._other = self._other, self.observations
 
     def step(self, actions: Array, rows: Sequence[int]) -> None:
-        """Run one chunk env by env, step by step; see `EnvBatch.step`."""
+        """Run one chunk, step by step and env by env."""
         n = self.num_envs
         rewards, lengths = [-0.0] * n, [0] * n  # -0.0 + x is x whatever x is, but 0.0 + -0.0 is 0.0
         terminated, truncated = [False] * n, [False] * n

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from plugrl_bridges.client.batch import EnvBatch
     from plugrl_bridges.client.keeper import KeptConnection
     from plugrl_bridges.client.record import Watch
-    from plugrl_bridges.wire.codec import Array, Buffer, Value
+    from plugrl_bridges.digest.digest import StepDigests
+    from plugrl_bridges.digest.shared import SharedDigests
+    from plugrl_bridges.wire.codec import Buffer, Value
 
 __all__ = ["Conversation"]
 
@@ -33,16 +35,11 @@ _METADATA_TIMEOUT_S: Final = 30.0
 
 
 class Conversation:
-    """What is said on one connection.
+    """What is said on one connection: ``line``, on which nothing was sent or received yet.
 
-    Args:
-        line: Open, nothing sent or received yet.
-        batch: Reset here, unless it has begun or the trainer is to do it (feature ``late-reset``).
-        watch: Ends the exchange by `Stopped`; its book is kept up to date.
-        spec: The env-spec map, for servers that know it.
-        first_seeds: One per env, for the first reset; a trainer's own go before them.
-        reuse: Whether to leave out observations that the server has.
-        send_info: Whether to send the envs' infos; the ``episode`` record is always sent.
+    The env-spec map ``spec`` goes to servers that know it. The envs are reset here, with ``first_seeds``, unless that
+    was done or the trainer is to do it (feature ``late-reset``). Without ``reuse``, observations that the server has
+    are sent again; without ``send_info``, of all infos only the ``episode`` record is sent.
     """
 
     def __init__(
@@ -69,7 +66,7 @@ class Conversation:
         self._session = ClientSession()
         self._rows = list(range(batch.num_envs))
         self._indices = np.arange(batch.num_envs, dtype=np.int64)
-        self._digested = False  # whether the server takes digests, and the batch keeps them
+        self._digests: SharedDigests | StepDigests | None = None  # if the server takes them
         self._probe = Infer(Observation(), self._indices, self._indices)
         self._nothing = batch.layout.write(batch.observations, self._indices[:0])
         self._knows_spec = False
@@ -90,8 +87,9 @@ class Conversation:
         line.recycle()
         self._knows_spec = ENV_SPEC in session.features
         if self._batch.digests is not None:
-            self._digested = self._knows_spec and STEP_DIGEST in session.features
-            if not self._digested:
+            if self._knows_spec and STEP_DIGEST in session.features:
+                self._digests = self._batch.digests
+            else:
                 logger.warning(
                     "verify is on here, but the server at %s does not list %s: nothing is checked",
                     line.address, STEP_DIGEST,
@@ -151,19 +149,16 @@ class Conversation:
                 raise RemoteProtocolError(f"action: envs {rows[:8]} were never reset", clause="late-reset")
             batch.step(actions, rows)
         self._line.recycle()
-        whole = request is None
-        feedback = self._feedback(rows, None if whole else np.array(rows, np.int64))
+        feedback = self._feedback(rows)
         if request is not None:
             self._obey(request)
         return feedback
 
-    def _feedback(self, rows: Sequence[int], picked: Array | None) -> list[Buffer]:
-        """Report the rows' last steps, then begin the next episodes of those that ended.
-
-        ``picked`` is the same as an array; None is everyone, and nothing need be copied.
-        """
+    def _feedback(self, rows: Sequence[int]) -> list[Buffer]:
+        """Report the rows' last steps, then begin the next episodes of those that ended."""
         batch, book = self._batch, self._book
-        at: Array | slice = slice(None) if picked is None else picked
+        picked = None if len(rows) == batch.num_envs else np.array(rows, np.int64)  # None: nothing need be copied
+        at = slice(None) if picked is None else picked
         terminated, truncated = batch.terminated[at], batch.truncated[at]
         book.add(at, batch.rewards[at], batch.lengths[at], batch.steps if rows else 0)
         step_ids = book.chunks[at].copy()
@@ -177,13 +172,13 @@ class Conversation:
         buffers = self._session.feedback(
             Feedback(
                 observation=batch.layout.write(batch.observations, picked),
-                env_indices=self._indices if picked is None else self._indices[picked],
+                env_indices=self._indices[at],
                 step_ids=step_ids,
                 rewards=batch.rewards[at] if self._knows_spec else batch.rewards[at].astype(np.float32),
                 terminated=terminated,
                 truncated=truncated,
                 info=info,
-                digest=self._digests(picked),
+                digest=None if self._digests is None else self._digests.values[at],
             )
         )
         if ended is not None:
@@ -218,13 +213,6 @@ class Conversation:
                 reuse=marks,
                 env_spec=spec,
                 reset_info=reset_info,
-                digest=self._digests(None),
+                digest=None if self._digests is None else self._digests.values,
             )
         )
-
-    def _digests(self, picked: Array | None) -> Array | None:
-        """Return the envs' digests as they stand, if they are to be sent."""
-        digests = self._batch.digests
-        if digests is None or not self._digested:
-            return None
-        return digests.values if picked is None else digests.values[picked]

@@ -38,7 +38,7 @@ _INDEX = "env_index"
 
 
 def gym_factory(env_id: str, kwargs: Mapping[str, Any] | None = None) -> MakeEnv:
-    """Make the factory of a registered env; hand it to `EnvClient`.
+    """Return the factory of a registered env; hand it to `EnvClient`.
 
     Args:
         env_id: As `gymnasium.make` takes it; ``module:Id-v0`` imports the module first.
@@ -67,7 +67,7 @@ def gym_factory(env_id: str, kwargs: Mapping[str, Any] | None = None) -> MakeEnv
 
 
 def _creator(entry_point: object) -> object:
-    """Give what makes the env; None if it cannot be had, which `gymnasium.make` will tell better."""
+    """Return what makes the env; None if it cannot be had, of which `gymnasium.make` gives the better error."""
     if not isinstance(entry_point, str):
         return entry_point
     try:
@@ -78,7 +78,7 @@ def _creator(entry_point: object) -> object:
 
 
 def _wants_index(make: object) -> bool:
-    """Say whether a factory, or an env's class, has a parameter ``env_index`` that is still open."""
+    """Return whether a factory, or an env's class, has a parameter ``env_index`` that is still open."""
     if not callable(make) or (isinstance(make, partial) and _INDEX in make.keywords):
         return False
     try:
@@ -143,15 +143,10 @@ def build_batch(
     verify: bool = False,
     before_each: Callable[[], None] = lambda: None,
 ) -> EnvBatch:
-    """Make the envs of one client.
+    """Make the envs of one client; without a number one env, or as many as the vector env has rows.
 
-    Args:
-        make_env: Called ``num_envs`` times, or once if it returns a vector env. If it has a parameter ``env_index``, it
-            is given 0, 1, …
-        num_envs: None: one env, or as many as the vector env has rows.
-        rank: Of the client, for the ledgers that the factory makes.
-        verify: Keep the digests of the envs' steps.
-        before_each: Called before each env is made. What it raises is let through, and the envs made so far are closed.
+    ``before_each`` is called before each env is made; what it raises is let through, after the envs made so far are
+    closed. The ``rank`` is for the ledgers that the factory makes.
 
     Raises:
         FactoryError: if it raises, returns no env, or returns a vector env of another size.

@@ -34,12 +34,8 @@ _LAST_SEND_S = 0.5
 class KeptConnection:
     """One open connection, which a keeper thread keeps alive.
 
-    Args:
-        websocket: Open; owned from here on.
-        watch: Hears that the client waits; once it is stopping, the keeper closes with 1000, even in mid-step.
-        ping_interval: Seconds between pings; None: none are sent.
-        ping_timeout: Seconds more than the interval for which the server may be silent while we wait for it; None: it
-            may be silent for ever.
+    Once the ``watch`` is stopping, the keeper closes it with 1000, even in mid-step. While we wait for the server, it
+    may be silent for ``ping_interval`` and ``ping_timeout`` together; if either is None, for ever.
     """
 
     def __init__(

@@ -132,18 +132,14 @@ def run_processes(
     """Run one process per client until all have ended, and return their outcomes in order.
 
     A client that fails does not end the others: a trainer can go on without it, or say what it does about it.
-
-    Args:
-        clients: Options of each.
-        stopping: Whether to end; asked ten times a second.
-        progress: Called ten times a second with the last report of every client that made one.
+    ``stopping`` is asked ten times a second, and ``progress`` then gets the last report of every client that made one.
 
     Raises:
         OSError: A process could not be started; those that were are ended.
     """
     crew: list[_Member] = []
     try:
-        _start(crew, clients, report_progress=progress is not None)
+        _start(crew, clients)
         _watch(crew, stopping, progress)
     finally:
         for member in crew:
@@ -179,11 +175,6 @@ class _Member:
         if self.outcome.error is not None:
             logger.error("client of rank %s failed: %s", self.options.rank, self.outcome.error)
 
-    def tell_to_stop(self) -> None:
-        """Ask the child to end; if it is gone already, so much the better."""
-        with suppress(OSError):
-            self.pipe.send(_STOP)
-
     def end(self) -> None:
         """See to it that the process is gone; its pipe is closed."""
         self.process.join(_ORPHAN_GRACE_S)
@@ -192,17 +183,16 @@ class _Member:
             self.process.join()
 
 
-def _start(crew: list[_Member], clients: Sequence[ClientOptions], *, report_progress: bool) -> None:
+def _start(crew: list[_Member], clients: Sequence[ClientOptions]) -> None:
     """Start the processes; whoever was started is in ``crew`` even if another could not be."""
     context = multiprocessing.get_context("spawn")
     # Ctrl-C reaches the whole process group; the children must hear of it from us, and already while they start.
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if on_main_thread else None
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         for options in clients:
             ours, theirs = context.Pipe()
             # No daemon: those may have no children, and an AsyncVectorEnv or a simulator has some.
-            process = context.Process(target=_child, args=(options, theirs, report_progress))
+            process = context.Process(target=_child, args=(options, theirs))
             try:
                 process.start()
             except BaseException:
@@ -212,8 +202,7 @@ def _start(crew: list[_Member], clients: Sequence[ClientOptions], *, report_prog
                 theirs.close()
             crew.append(_Member(options, process, ours))
     finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, before)
 
 
 def _watch(
@@ -231,7 +220,7 @@ def _watch(
             if stopping():
                 give_up_at = time.monotonic() + _STOP_GRACE_S
                 for member in running:
-                    member.tell_to_stop()
+                    _tell(member.pipe, _STOP)
         elif time.monotonic() > give_up_at:
             for member in running:
                 logger.warning("client of rank %s does not end (a long env step?); it is killed", member.options.rank)
@@ -239,7 +228,7 @@ def _watch(
             give_up_at = time.monotonic() + _STOP_GRACE_S
 
 
-def _child(options: ClientOptions, pipe: Connection, report_progress: bool) -> None:
+def _child(options: ClientOptions, pipe: Connection) -> None:
     """Run one client; the target of a process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     console.configure_logging(options.log_level, terminal=options.terminal, who=options.who)
@@ -259,15 +248,14 @@ def _child(options: ClientOptions, pipe: Connection, report_progress: bool) -> N
         signal.signal(signal.SIGTERM, lambda *_: new.stop())
 
     threading.Thread(target=_heed, args=(pipe, stop), name="plugrl-parent-watch", daemon=True).start()
-    report = (lambda progress: _tell(pipe, progress)) if report_progress else None
-    outcome = _run_client(options, report, nullcontext(), made)
+    outcome = _run_client(options, lambda progress: _tell(pipe, progress), nullcontext(), made)
     _tell(pipe, outcome)
     sys.exit(0 if outcome.error is None else 1)
 
 
-def _tell(pipe: Connection, report: Progress | Outcome) -> None:
-    with suppress(OSError):  # the parent is gone; `_heed` ends this process
-        pipe.send(report)
+def _tell(pipe: Connection, what: Progress | Outcome | str) -> None:
+    with suppress(OSError):  # the other process is gone: a parent without its child goes on, and `_heed` ends a child
+        pipe.send(what)
 
 
 def _heed(pipe: Connection, stop: Callable[[], None]) -> None:

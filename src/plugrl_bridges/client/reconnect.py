@@ -64,14 +64,7 @@ class Backoff:
 
     The wait doubles from try to try and is jittered, so that a thousand clients do not come back at the same moment. A
     connection starts the count anew only once it has held for ``stable_s``: a server that answers each connection with
-    a resync at once must not be stormed.
-
-    Args:
-        max_backoff_s: The longest wait.
-        budget_s: Seconds without a server after which to give up; None: never.
-        first_s: The first wait, before jitter.
-        stable_s: How long a connection must hold to count as one.
-        rng: Where the jitter comes from.
+    a resync at once must not be stormed. After ``budget_s`` without a server it is time to give up; None is never.
     """
 
     def __init__(

@@ -129,13 +129,7 @@ class EpisodeBook:
         self.steps += steps
 
     def finish(self, ended: Array, success: Array, now: float) -> dict[str, Value]:
-        """Close the episodes that just ended, and return the ``episode`` record of [5.4] for all n rows.
-
-        Args:
-            ended: bool ``[n]``.
-            success: bool ``[n]``: read where ``ended``.
-            now: Seconds since the epoch.
-        """
+        """Close the episodes that ended (bool ``[n]``) and return the ``episode`` record [5.4] of all n rows."""
         record = {"r": self._returns.copy(), "l": self._lengths.copy(), "s": success & ended, "mask": ended.copy()}
         for row in np.flatnonzero(ended).tolist():
             episode = Episode(now, float(self._returns[row]), int(self._lengths[row]))
@@ -162,11 +156,7 @@ class Stopped(Exception):
 
 
 class Watch:
-    """Whether a client is to stop, and what it reports about once a second.
-
-    Args:
-        progress: Gets the reports.
-    """
+    """Whether a client is to stop, and what it reports about once a second."""
 
     def __init__(self, progress: Callable[[Progress], None] | None = None) -> None:
         self.book = EpisodeBook(0)

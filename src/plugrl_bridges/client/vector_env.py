@@ -45,14 +45,7 @@ class VectorBatch(EnvBatch):
     A vector env steps all rows or none. So a chunk of several steps ends for all rows when an episode ends, and a row
     that the trainer wants reset while others step is stepped once with its (ignored) action, and then reset.
 
-    Args:
-        env: The vector env; its rows are the envs.
-        verify: Keep the digests of their steps.
-
-    Raises:
-        FactoryError: if it autoresets in the next step, which would cost each episode a step of the others; for an
-            unknown autoreset mode.
-        SpaceError: if a space cannot travel.
+    One that autoresets in the next step, which would cost each episode a step of the others, is a `FactoryError`.
     """
 
     def __init__(self, env: VectorEnv, *, verify: bool = False) -> None:
@@ -146,15 +139,15 @@ class VectorBatch(EnvBatch):
             target[picked] = source[picked]
 
     def _columns(self, observation: Value) -> list[Array]:
-        return [self._column(leaf, _at(observation, leaf)) for leaf in self.layout.leaves]
-
-    def _column(self, leaf: Leaf, value: Value) -> Array:
-        column = np.asarray(value, leaf.dtype)
-        if column.shape != (self.num_envs, *leaf.shape):
-            raise ValueError(
-                f"observation entry {leaf.name!r} has shape {column.shape}, expected {(self.num_envs, *leaf.shape)}"
-            )
-        return column
+        columns = []
+        for leaf in self.layout.leaves:
+            column = np.asarray(_at(observation, leaf), leaf.dtype)
+            if column.shape != (self.num_envs, *leaf.shape):
+                raise ValueError(
+                    f"observation entry {leaf.name!r} has shape {column.shape}, expected {(self.num_envs, *leaf.shape)}"
+                )
+            columns.append(column)
+        return columns
 
     def step(self, actions: Array, rows: Sequence[int]) -> None:
         """Run one chunk, which ends for all rows at the first end of an episode; see `EnvBatch.step`."""
