@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "client": BELOW_SERVER | {"console", "digest", "place", "traits"},
     # The checkers judge our own transport too, so they stand on another one: the websockets library's.
     # What a message means, and what a digest is of, has one definition each, which golden vectors check.
-    "conformance": frozenset({"console", "digest", "spaces", "wire", "errors"}),
+    "conformance": frozenset({"console", "digest", "probe_env", "spaces", "wire", "errors"}),
     "ledger": frozenset({"arguments", "console", "digest", "place", "traits", "spaces", "wire", "errors"}),
     "plot": frozenset(),
     "probe_env": frozenset(),

@@ -1,6 +1,6 @@
-"""Own the probe environment [8.1]: every answer of it can be predicted, so a checker sees what a client did.
+"""The probe environment [8.1]: every answer of it can be predicted, so a checker sees what a client did.
 
-Registered as ``PlugRL/Probe-v0`` by ``registration``. It knows nothing of the checker, nor of messages.
+Registered as ``PlugRL/Probe-v0`` by ``registration``. ``conformance`` knows it; it knows nothing of messages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["ProbeEnv", "probe_length"]
 
 
 def probe_length(env_index: int) -> int:
-    """Give the length of every episode of env ``env_index``, in steps."""
+    """Return the length of every episode of env ``env_index``, in steps."""
     return 3 + 2 * (env_index % 3)
 
 

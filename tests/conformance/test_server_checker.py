@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from plugrl_bridges.conformance import Report
 from plugrl_bridges.conformance.server_checker import Phase, ServerChecker, ServerCheckOptions
 from plugrl_bridges.conformance.server_cli import main
-from plugrl_bridges.conformance.server_line import CannotGoOn, Line
+from plugrl_bridges.conformance.server_talk import CannotGoOn, Line
 from plugrl_bridges.errors import PlugRLError, RaggedClientError
 from plugrl_bridges.server.lockstep import Lockstep
 from plugrl_bridges.server.options import BridgeOptions

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from plugrl_bridges.conformance.report import Report
     from plugrl_bridges.wire.codec import Value
 
-__all__ = ["Asked", "Broken", "MessageChecks", "Told", "without_clause"]
+__all__ = ["Asked", "Broken", "MessageChecks", "Told"]
 
 
 class Broken(Exception):
@@ -103,14 +103,16 @@ class MessageChecks:
         Raises:
             Broken: if it is no infer or feedback, or malformed.
         """
-        if not self.check(isinstance(data, bytes), "1", "messages are binary frames", f"a text frame: {data[:60]!r}"):
+        if not self._report.check(
+            isinstance(data, bytes), "1", "messages are binary frames", f"a text frame: {data[:60]!r}"
+        ):
             raise Broken
         try:
             value = decode(data if isinstance(data, bytes) else b"")
             self._report.passed("3", "messages are one msgpack value, with arrays in the form of openpi")
             message = parse(value)
         except RemoteProtocolError as exc:
-            self._report.violation(exc.clause or "3", without_clause(exc))
+            self._report.broken(exc)
             raise Broken from exc
         kind = type(message).__name__.lower()
         if not isinstance(message, (Infer, Feedback)):
@@ -130,7 +132,7 @@ class MessageChecks:
         """
         envs: list[int] = message.env_indices.tolist()
         stubborn = sorted(self.holding.intersection(envs))
-        self.check(
+        self._report.check(
             not stubborn,
             "4.3",
             "an infer names only envs whose chunk has ended",
@@ -150,9 +152,9 @@ class MessageChecks:
     def feedback(self, message: Feedback) -> Told:
         """Check a feedback [5.4]."""
         envs: list[int] = message.env_indices.tolist()
-        self.check(bool(envs), "5.4", "a feedback names one env at least", "feedback: env_indices names no env")
+        self._report.check(bool(envs), "5.4", "a feedback names one env at least", "feedback: env_indices names no env")
         strangers = [env for env in envs if env not in self.holding]
-        self.check(
+        self._report.check(
             not strangers,
             "4.3",
             "a feedback names only envs that hold an action",
@@ -169,14 +171,6 @@ class MessageChecks:
         self._episodes(told)
         self._keep_books(told)
         return told
-
-    def check(self, ok: bool, clause: str, text: str, detail: str) -> bool:
-        """Count a check that was passed, or add the violation; return ``ok``."""
-        if ok:
-            self._report.passed(clause, text)
-        else:
-            self._report.violation(clause, detail)
-        return ok
 
     def _text(self, value: Value, message: Message) -> None:
         """Note the forms of a text that not every server reads [3.4]."""
@@ -202,7 +196,7 @@ class MessageChecks:
         self.marks += len(marked)
         illegal = sorted(marked - self._reusable)
         ended = bool(self._ended.intersection(illegal[:1]))
-        self.check(
+        self._report.check(
             not illegal,
             "10.1",
             "rows marked reuse are those of running episodes with a feedback on this connection",
@@ -262,11 +256,6 @@ class MessageChecks:
                 if env in self._returns:
                     self._returns[env] += float(told.message.rewards[told.rows[env]])
                 self._reusable.add(env)
-
-
-def without_clause(exc: RemoteProtocolError) -> str:
-    """Return the text of an error without the clause in front, which a report says by itself."""
-    return str(exc).removeprefix(f"[{exc.clause}] ")
 
 
 def _a(kind: str) -> str:

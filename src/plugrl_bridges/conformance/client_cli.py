@@ -1,4 +1,4 @@
-"""Own the ``plugrl-conformance`` command: words on a command line in, a report on stdout.
+"""The ``plugrl-conformance`` command: words on a command line in, a report on stdout.
 
 Exit codes: 0 without a violation, 1 with one, 2 for a wrong command line or a port that is taken, 129, 130 and 143
 after SIGHUP, SIGINT and SIGTERM; the client that was started is ended in every case.
@@ -6,7 +6,9 @@ after SIGHUP, SIGINT and SIGTERM; the client that was started is ended in every 
 
 from __future__ import annotations
 
+import logging
 import sys
+from typing import Any
 
 import click
 
@@ -48,24 +50,14 @@ def _features(_context: click.Context, _option: click.Parameter, value: str | No
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, help="Port to listen on; 0: a free one.")
 @click.option(
-    "--timeout", type=click.FloatRange(0, min_open=True), default=30.0, help="Seconds to wait for what is due."
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0, min_open=True),
+    default=30.0,
+    help="Seconds to wait for what is due.",
 )
 @click.option("--report", type=click.Choice(["text", "json"]), default="text", help="Form of the report on stdout.")
-def main(
-    *,
-    client: str | None,
-    scenario: str,
-    probe: bool,
-    steps: int,
-    horizon: int,
-    action_dim: int,
-    action_dtype: str,
-    features: frozenset[str],
-    host: str,
-    port: int,
-    timeout: float,
-    report: str,
-) -> None:
+def main(*, scenario: str, report: str, **options: Any) -> None:
     """Grade an env client, clause by clause.
 
     Be the training server that it connects to, and report what breaks the protocol (a violation, exit status 1) and
@@ -75,34 +67,20 @@ def main(
     plugrl-conformance --steps 20 --client "./my_client 127.0.0.1 8000"
     plugrl-conformance --probe --scenario all --client "./my_client --probe 127.0.0.1 8000"
     """  # noqa: D301 - the backspace is click's mark of lines that are not to be wrapped
-    # --help must not pay for these.
-    import logging  # noqa: PLC0415
-
-    from plugrl_bridges.conformance.client_checker import check_client  # noqa: PLC0415
+    from plugrl_bridges.conformance.client_checker import check_client  # noqa: PLC0415 - --help must not pay for it
 
     try:
-        options = ClientCheckOptions(
-            client=client,
-            scenarios=SCENARIOS if scenario == "all" else (scenario,),
-            probe=probe,
-            steps=steps,
-            horizon=horizon,
-            action_dim=action_dim,
-            action_dtype=action_dtype,
-            features=features,
-            host=host,
-            port=port,
-            timeout_s=timeout,
-        )
+        checked = ClientCheckOptions(scenarios=SCENARIOS if scenario == "all" else (scenario,), **options)
     except ValueError as exc:
         raise click.BadParameter(str(exc), param_hint="--features") from exc
     logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stderr)
     try:
         # The client has a session of its own: a terminal that goes away does not end it.
         with console.ending_on_signals("SIGTERM", "SIGHUP"):
-            found = check_client(options)
+            found = check_client(checked)
     except OSError as exc:
-        raise SystemExit(console.fail("plugrl-conformance", f"cannot listen on {host}:{port}: {exc}", 2)) from exc
+        text = f"cannot listen on {checked.host}:{checked.port}: {exc}"
+        raise SystemExit(console.fail("plugrl-conformance", text, 2)) from exc
     click.echo(found.to_json() if report == "json" else found.to_text(), nl=False)
     raise SystemExit(found.exit_code)
 

@@ -81,7 +81,7 @@ class Talk:
             Broken: if the client is gone.
             Hung: if it does not read the metadata.
         """
-        self._checks.check(
+        self._report.check(
             not self.link.extensions,
             "1",
             "no compression is offered in the handshake",
@@ -186,7 +186,7 @@ class Talk:
             self._messages += 1
             if self._messages > 1 or not self._reconnected or self._starts_anew(kind):
                 break
-        if not self._checks.check(
+        if not self._report.check(
             kind == due, "4.2", "infer, action and feedback alternate strictly", f"expected {due}, got {kind}"
         ):
             raise Broken
@@ -204,7 +204,7 @@ class Talk:
 
     def _starts_anew(self, kind: str) -> bool:
         """Check the first message after a reconnect."""
-        return self._checks.check(
+        return self._report.check(
             kind == "infer",
             "7.6",
             "after a reconnect the first message is an infer",

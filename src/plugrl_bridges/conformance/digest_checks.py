@@ -1,4 +1,4 @@
-"""Own the check of the digests of steps [step-digest]: who must send them, and of what they are.
+"""The check of the digests of steps [step-digest]: who must send them, and of what they are.
 
 The digests are made here once more, of the actions as they were sent and of the values in the messages, over the spaces
 that the client announced. One `DigestChecks` follows a client over all its connections, since the chains go on as the
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plugrl_bridges.conformance.client_checks import without_clause
 from plugrl_bridges.digest.digest import MULTIPLIER, RESET, TERMINATED, TRUNCATED, EnvDigest
 from plugrl_bridges.digest.locating import locate
 from plugrl_bridges.errors import RemoteProtocolError, SpaceError
@@ -39,7 +38,7 @@ _MASK = (1 << 64) - 1
 
 @dataclass
 class _Chain:
-    """Hold where the chain of one env may stand, and since when.
+    """Where the chain of one env may stand, and since when.
 
     Attributes:
         bases: What it may stand at, the client's word first; empty if only the client knows.
@@ -57,7 +56,7 @@ class _Chain:
 
 
 class _Spaces:
-    """Hold the spaces that a client announced.
+    """The spaces that a client announced.
 
     Args:
         observation: As in its env_spec.
@@ -75,7 +74,7 @@ class _Spaces:
         self.digest = EnvDigest([self.action_leaf], self.observations.leaves)
 
     def actions(self, action: Array) -> Array | None:
-        """Give the first step of a chunk ``[H, n, d]`` as ``[n, *shape]``; None if it does not fit the space."""
+        """Return the first step of a chunk ``[H, n, d]`` as ``[n, *shape]``; None if it does not fit the space."""
         try:
             first = self._actions.from_wire(action)[0]
         except RemoteProtocolError:
@@ -85,7 +84,7 @@ class _Spaces:
         return taken
 
     def read(self, observation: Observation, n: int) -> list[Array]:
-        """Give one array ``[n, *shape]`` per entry.
+        """Return one array ``[n, *shape]`` per entry.
 
         Raises:
             RemoteProtocolError: if they are not of the space [5.2].
@@ -97,7 +96,7 @@ class _Spaces:
 
 
 class _Row:
-    """Own the digest of one step, or of a reset.
+    """The digest of one step, or of a reset.
 
     Args:
         spaces: What the values are of.
@@ -131,7 +130,7 @@ class _Row:
             self.sum = digest.give(reward, bool(flags & TERMINATED), bool(flags & TRUNCATED), observation)
 
     def difference(self, theirs: int, ours: int) -> str:
-        """Say which value makes two digests differ; or that it is no single one."""
+        """Return which value makes two digests differ, for a report; or that it is no single one."""
         leaves = self._spaces.observations.leaves
         found = locate(
             theirs - ours,
@@ -148,7 +147,7 @@ class _Row:
 
 @dataclass
 class _Connection:
-    """Hold what holds on one connection.
+    """What is known of one connection.
 
     Attributes:
         fresh: Whether it is the first of a client that has just started, whose episodes therefore begin with it.
@@ -164,7 +163,7 @@ class _Connection:
 
 
 class DigestChecks:
-    """Check the digests of one client.
+    """The check of the digests of one client.
 
     Args:
         report: Where to write what is found.
@@ -183,15 +182,11 @@ class DigestChecks:
         return bool(self._now.announced)
 
     def begin(self, *, fresh: bool) -> None:
-        """Begin a connection.
-
-        Args:
-            fresh: Whether it is the first one of a client that has just started.
-        """
+        """Begin a connection; ``fresh`` if it is the first one of a client that has just started."""
         self._now = _Connection(fresh=fresh)
 
     def action(self, envs: Sequence[int], action: Array) -> None:
-        """Take in the chunks ``[H, n, d]`` that were sent."""
+        """Record the chunks ``[H, n, d]`` that were sent."""
         if not self.announced:
             return
         spaces, single = self._now.spaces, len(action) == 1
@@ -285,12 +280,12 @@ class DigestChecks:
         try:
             self._now.spaces = _Spaces(observation, action)
         except RemoteProtocolError as exc:
-            self._report.violation(exc.clause or "env-spec", f"infer: {without_clause(exc)}")
+            self._report.broken(exc, before="infer: ", or_else="env-spec")
         except SpaceError as exc:
             self._report.violation("env-spec", f"infer: env_spec: {exc}")
 
     def _due(self, message: Infer | Feedback, kind: str) -> bool:
-        """Check that digests are there, or are not; say whether they are due."""
+        """Check that digests are there, or are not; return whether they are due."""
         there = message.digest is not None
         if self.announced and not there:
             self._report.violation(STEP_DIGEST, f"{kind}: no digest, but the env_spec announces {STEP_DIGEST}")
@@ -309,8 +304,8 @@ class DigestChecks:
         try:
             return self._now.spaces.read(observation, n)
         except RemoteProtocolError as exc:
-            detail = f"{kind}: {without_clause(exc)}, by the observation_space of the env_spec"
-            self._report.violation(exc.clause or "5.2", detail)
+            after = ", by the observation_space of the env_spec"
+            self._report.broken(exc, before=f"{kind}: ", after=after, or_else="5.2")
             return None
 
     # What they are of ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Own the model of the probe environment [8.1]: what a feedback tells of what the client did with its actions.
+"""The model of the probe environment [8.1]: what a feedback tells of what the client did with its actions.
 
 The checker's actions say where they stand in their chunk, and the environment repeats what it was given and counts its
 steps. So of each feedback three things say how far the chunk was run: the time, the last action, and the reward. Where
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from plugrl_bridges.probe_env import probe_length
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -19,23 +21,18 @@ if TYPE_CHECKING:
     from plugrl_bridges.conformance.report import Report
     from plugrl_bridges.wire.codec import Array
 
-__all__ = ["ProbeModel", "probe_actions", "probe_length"]
-
-
-def probe_length(env: int) -> int:
-    """Give the number of steps after which every episode of an env terminates [8.1]."""
-    return 3 + 2 * (env % 3)
+__all__ = ["ProbeModel", "probe_actions"]
 
 
 def probe_actions(envs: Sequence[int], horizon: int, action_dim: int, dtype: str) -> Array:
-    """Give the chunk ``[H, n, d]`` that says where each of its numbers belongs: 10000 step + 10 env + component."""
+    """Return the chunk ``[H, n, d]`` that says where each of its numbers belongs: 10000 step + 10 env + component."""
     step, env, component = np.ogrid[:horizon, : len(envs), :action_dim]
     action: Array = (10000 * step + 10 * np.asarray(envs)[env] + component).astype(dtype)
     return action
 
 
 class _State(NamedTuple):
-    """Hold what one env observes."""
+    """What one env observes."""
 
     t: int
     a: Array
@@ -49,7 +46,7 @@ class _State(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """Hold what is known of one env when its feedback has come: before, its chunk, after."""
+    """What is known of one env when its feedback has come: before, its chunk, after."""
 
     env: int
     before: _State
@@ -84,7 +81,7 @@ class _Row(NamedTuple):
 
 
 class ProbeModel:
-    """Follow the envs of one connection.
+    """The model of the envs of one connection.
 
     Args:
         report: Where to write what is found.
@@ -111,14 +108,14 @@ class ProbeModel:
             if state is None or (over and env in asked.reused):
                 continue  # nothing to go by, or an illegal mark, which is another clause's concern
             if over:
-                self._check(
+                self._report.check(
                     state.is_reset,
                     "5.4",
                     "after a terminal step, the infer carries the first observation of a new episode",
                     f"infer: the episode of env {env} had ended, but it is at t = {state.t}, expected t = 0 and a = 0",
                 )
             elif last is not None and env not in asked.reused:
-                self._check(
+                self._report.check(
                     state.same(last),
                     "5.2",
                     "an infer carries the observation that the last feedback reported",
@@ -129,7 +126,7 @@ class ProbeModel:
                 self._now[env] = state
 
     def action(self, envs: Sequence[int], action: Array) -> None:
-        """Take in the chunks ``[H, n, d]`` that were sent."""
+        """Record the chunks ``[H, n, d]`` that were sent."""
         for at, env in enumerate(envs):
             self._chunks[env] = action[:, at]
 
@@ -161,7 +158,7 @@ class ProbeModel:
         return _Row(env, before, chunk, after, float(message.rewards[at]), *flags)
 
     def _judge(self, row: _Row) -> bool:
-        """Judge one chunk; give whether all is as it must be."""
+        """Judge one chunk; return whether all is as it must be."""
         late = self._late(row)
         if late is not None:
             self._report.violation("5.4", f"feedback: {late}")
@@ -174,7 +171,7 @@ class ProbeModel:
             )
             return False
         horizon = len(row.chunk)
-        if not self._check(
+        if not self._report.check(
             1 <= row.steps <= horizon,
             "5.3",
             "a chunk is run for 1 to H steps",
@@ -184,7 +181,7 @@ class ProbeModel:
         return all([self._applied(row), self._paid(row), self._ended(row)])
 
     def _late(self, row: _Row) -> str | None:
-        """Say how a chunk was not ended by the last step of the episode; None if it was."""
+        """Return how a chunk was not ended by the last step of the episode; None if it was."""
         if row.steps > len(row.chunk):
             return None  # too long for another reason
         length = probe_length(row.env)
@@ -201,7 +198,7 @@ class ProbeModel:
     def _applied(self, row: _Row) -> bool:
         action = row.chunk[row.steps - 1]
         hint = _origin(row.after.a, row.chunk)
-        return self._check(
+        return self._report.check(
             np.array_equal(row.after.a, action),
             "5.3",
             "the action applied is that of its step and env: time-major, in the infer's order, in the dtype sent",
@@ -210,7 +207,7 @@ class ProbeModel:
         )
 
     def _paid(self, row: _Row) -> bool:
-        return self._check(
+        return self._report.check(
             row.reward == row.steps,
             "5.4",
             "the reward is the sum over the steps of the chunk",
@@ -219,7 +216,7 @@ class ProbeModel:
 
     def _ended(self, row: _Row) -> bool:
         due = row.after.t == probe_length(row.env)
-        return self._check(
+        return self._report.check(
             row.terminated == due and not row.truncated,
             "5.4",
             "terminated is set on the terminal step, with its own observation, and nowhere else",
@@ -239,7 +236,7 @@ class ProbeModel:
             and a.shape[1:] == (self._dim,)
         )
         shapes = {name[:40]: list(array.shape) for name, array in list(states.items())[:4]}
-        self._check(
+        self._report.check(
             fits,
             "8.1",
             "the probe environment observes t [n, 1] and a [n, d]",
@@ -252,16 +249,9 @@ class ProbeModel:
             return None
         return _State(int(t[row, 0]), a[row].astype(np.float64))
 
-    def _check(self, ok: bool, clause: str, text: str, detail: str) -> bool:
-        if ok:
-            self._report.passed(clause, text)
-        else:
-            self._report.violation(clause, detail)
-        return ok
-
 
 def _origin(applied: Array, chunk: Array) -> str:
-    """Say where in the chunks an action stands that should not have been applied."""
+    """Return where in the chunks an action stands that should not have been applied."""
     if not applied.any():
         return ", which is no action at all,"
     if np.isfinite(applied[0]) and applied[0] >= 0:

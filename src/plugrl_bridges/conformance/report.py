@@ -1,4 +1,4 @@
-"""Own what a checker has found: per clause how often it was checked, what broke it, and what may be a risk.
+"""What a checker has found: per clause how often it was checked, what broke it, and what may be a risk.
 
 Two severities. A **violation** is what the other end would reject or mishandle; it makes the exit status 1. A **note**
 is a portability risk, and changes nothing. Both checkers fill a `Report`; their commands print it.
@@ -10,7 +10,10 @@ import json
 import re
 import textwrap
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from plugrl_bridges.errors import RemoteProtocolError
 
 __all__ = ["MAX_DETAILS", "ClauseRecord", "Report"]
 
@@ -21,7 +24,7 @@ _WIDTH = 110
 
 @dataclass
 class ClauseRecord:
-    """Hold what was found for one clause.
+    """What was found for one clause.
 
     Attributes:
         clause: Its number in the protocol, such as ``"4.2"``, or the name of a feature.
@@ -51,7 +54,7 @@ class ClauseRecord:
 
 
 class Report:
-    """Collect what a checker finds.
+    """What a checker finds.
 
     Args:
         title: What was graded, such as ``"env client on port 8000"``.
@@ -64,33 +67,31 @@ class Report:
         self._records: dict[str, ClauseRecord] = {}
 
     def passed(self, clause: str, text: str) -> None:
-        """Count one check that found everything in order.
-
-        Args:
-            clause: Its number, such as ``"4.2"``.
-            text: What was checked; the same words each time, since they are counted.
-        """
+        """Count one check that found everything in order; the same ``text`` each time, since they are counted."""
         checks = self._record(clause).checks
         checks[text] = checks.get(text, 0) + 1
 
     def violation(self, clause: str, detail: str) -> None:
-        """Add what the other end would reject or mishandle.
-
-        Args:
-            clause: Its number, such as ``"4.2"``.
-            detail: What was expected and what came.
-        """
+        """Add what the other end would reject or mishandle: what was expected and what came."""
         record = self._record(clause)
         record.violations += 1
         _keep(record.violation_details, detail)
 
-    def note(self, clause: str, detail: str) -> None:
-        """Add a portability risk.
+    def check(self, ok: bool, clause: str, text: str, detail: str) -> bool:
+        """Count a check that was passed, or add the violation; return ``ok``."""
+        if ok:
+            self.passed(clause, text)
+        else:
+            self.violation(clause, detail)
+        return ok
 
-        Args:
-            clause: Its number, such as ``"4.2"``.
-            detail: What was seen, and who may stumble over it.
-        """
+    def broken(self, exc: RemoteProtocolError, *, before: str = "", after: str = "", or_else: str = "3") -> None:
+        """Add the violation that an error of ``wire`` names, or of another clause where it names none."""
+        text = str(exc).removeprefix(f"[{exc.clause}] ")
+        self.violation(exc.clause or or_else, f"{before}{text}{after}")
+
+    def note(self, clause: str, detail: str) -> None:
+        """Add a portability risk: what was seen, and who may stumble over it."""
         record = self._record(clause)
         record.notes += 1
         _keep(record.note_details, detail)
@@ -116,7 +117,7 @@ class Report:
         return 1 if self.violations else 0
 
     def to_text(self) -> str:
-        """Give the report for people."""
+        """Return the report for people."""
         records = self.records
         lines = [self.title, *self.preamble, ""]
         for record in records:
@@ -140,9 +141,10 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def to_json(self) -> str:
-        """Give the report for programs, as a JSON object."""
+        """Return the report for programs, as a JSON object."""
         records = self.records
-        value: dict[str, Any] = {
+        keys = ("clause", "verdict", "checked", "violations", "notes", "violation_details", "note_details", "checks")
+        value = {
             "title": self.title,
             "passed": not self.violations,
             "exit_code": self.exit_code,
@@ -150,17 +152,7 @@ class Report:
             "notes": sum(record.notes for record in records),
             "preamble": self.preamble,
             "clauses": [
-                {
-                    "clause": record.clause,
-                    "verdict": record.verdict.lower(),
-                    "checked": record.checked,
-                    "violations": record.violations,
-                    "notes": record.notes,
-                    "violation_details": record.violation_details,
-                    "note_details": record.note_details,
-                    "checks": record.checks,
-                }
-                for record in records
+                {key: getattr(record, key) for key in keys} | {"verdict": record.verdict.lower()} for record in records
             ],
         }
         return json.dumps(value, indent=2) + "\n"

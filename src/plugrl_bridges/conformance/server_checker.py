@@ -1,9 +1,9 @@
-"""Own the phases in which a training server is driven as the protocol lets clients behave, and what each one shows.
+"""The phases in which a training server is driven as the protocol lets clients behave, and what each one shows.
 
-``server_line`` has one connection, ``server_checks`` the messages; ``server_cli`` is the command. Every connection
-brings the same number of envs, and all of them step together in every phase but `Phase.RAGGED`: so a lockstep trainer
-with that many slots can be graded too. Such a server refuses ragged use with ``plugrl-server-stop`` and keeps a surplus
-client waiting; both are noted, and are no violations.
+``server_talk`` has one connection and its messages; ``server_cli`` is the command. Every connection brings the same
+number of envs, and all of them step together in every phase but `Phase.RAGGED`: so a lockstep trainer with that many
+slots can be graded too. Such a server refuses ragged use with ``plugrl-server-stop`` and keeps a surplus client
+waiting; both are noted, and are no violations.
 """
 
 from __future__ import annotations
@@ -13,8 +13,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from plugrl_bridges.conformance.report import Report
-from plugrl_bridges.conformance.server_checks import REUSE, Wording
-from plugrl_bridges.conformance.server_line import RESYNC, STOP, CannotGoOn, Line, RunEnded, ServerGone
+from plugrl_bridges.conformance.server_talk import (
+    RESYNCED,
+    STOPPED,
+    CannotGoOn,
+    Line,
+    RunEnded,
+    ServerGone,
+    Wording,
+)
+from plugrl_bridges.wire.session import REUSE_FEEDBACK_OBS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +35,7 @@ _MIXED = (2, 0, 1)
 
 
 class Phase(enum.Enum):
-    """Name the phases, in the order in which they are run: after a refusal in `RAGGED` a trainer may be at its end."""
+    """The phases, in the order in which they are run: after a refusal in `RAGGED` a trainer may be at its end."""
 
     EXCHANGE = "exchange"
     ERRORS = "errors"
@@ -39,7 +47,7 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerCheckOptions:
-    """Say which server is graded, and how.
+    """Which server is graded, and how.
 
     Attributes:
         host: Where it listens.
@@ -67,7 +75,7 @@ class ServerCheckOptions:
 
 
 class ServerChecker:
-    """Grade one server; call `run`.
+    """The grading of one server; call `run`.
 
     Args:
         options: Which one, and how.
@@ -76,14 +84,11 @@ class ServerChecker:
     def __init__(self, options: ServerCheckOptions) -> None:
         self.options = options
         self.report = Report(f"training server at {options.host}:{options.port}")
-        self._wording = Wording(
-            state_key=options.state_key, state_dim=options.state_dim,
-            image_key=options.image_key, image_size=options.image_size,
-        )  # fmt: skip
+        self._wording = Wording(options.state_key, options.state_dim, options.image_key, options.image_size)
         self._refused_ragged = False
 
     def run(self, phases: Sequence[Phase] = tuple(Phase)) -> Report:
-        """Run phases, and give what was found; a server that is gone ends the check."""
+        """Run phases, and return what was found; a server that is gone ends the check."""
         for at, phase in enumerate(phases):
             why = self._run(phase)
             if why is not None:
@@ -92,7 +97,7 @@ class ServerChecker:
         return self.report
 
     def _run(self, phase: Phase) -> str | None:
-        """Run one phase; say why no other can be run after it, or None."""
+        """Run one phase; return why no other can be run after it, or None."""
         steps = {
             Phase.EXCHANGE: self._exchange, Phase.ERRORS: self._errors, Phase.SCOPING: self._scoping,
             Phase.REUSE: self._reuse, Phase.RAGGED: self._ragged, Phase.STOP: self._until_stop,
@@ -170,7 +175,7 @@ class ServerChecker:
         word = self._wording
 
         def without_indices(line: Line) -> None:
-            message = word.infer(ENVS)
+            message = word.infer(ENVS).to_wire()
             del message["env_indices"]
             line.send(message)
 
@@ -216,7 +221,7 @@ class ServerChecker:
         """Leave out observations that the server has, and some that it cannot have [10.1]."""
         word = self._wording
         with self._line() as line:
-            if REUSE not in line.offer.features:
+            if REUSE_FEEDBACK_OBS not in line.offer.features:
                 return
             line.send(word.infer(ENVS))
             line.action(ENVS, clause="5.2", what="an infer")
@@ -272,39 +277,36 @@ class ServerChecker:
             misbehave: Sends it.
             answers: Actions that may come before the close.
         """
+        expected = f"{RESYNCED[0]} {RESYNCED[1]}"
         with self._line() as line:
             misbehave(line)
             came = line.answers_until_close(answers + 1)
             ending, text = line.ending, line.ending_text
         if came is None:
             self.report.violation(clause, f"{what} was not answered by a close within {self.options.timeout_s:g} s")
-            fate = None
         elif came > answers:
-            self.report.violation(clause, f"{what} was answered by an action, expected a close with {_text(RESYNC)}")
-            fate = None
-        else:
-            fate = ending
+            self.report.violation(clause, f"{what} was answered by an action, expected a close with {expected}")
         if not self._alive():
             self.report.violation(clause, f"{what} ended the server: nobody is served after it (closed with {text})")
             raise ServerGone
-        if fate == RESYNC:
-            self.report.passed("7.2", "a broken rule closes its connection with plugrl-server-resync")
+        if came is None or came > answers:
+            return
+        if self.report.check(
+            ending == RESYNCED,
+            "7.2",
+            "a broken rule closes its connection with plugrl-server-resync",
+            f"{what} was closed with {text}, expected {expected}",
+        ):
             self.report.passed(clause, f"{what} is refused, and the server lives on")
-        elif fate is not None:
-            self.report.violation("7.2", f"{what} was closed with {text}, expected {_text(RESYNC)}")
 
     def _alive(self) -> bool:
-        """Tell whether a new connection is served, in whatever way."""
+        """Return whether a new connection is served, in whatever way."""
         try:
             with self._line(report=Report("")) as line:
                 line.send(self._wording.infer(ENVS))
                 came = line.answers_until_close(1)
-                if came == 0 and line.ending == STOP:
+                if came == 0 and line.ending == STOPPED:
                     raise RunEnded
         except ServerGone:
             return False
         return bool(came)
-
-
-def _text(ending: tuple[int, str]) -> str:
-    return f"{ending[0]} {ending[1]}"

@@ -1,10 +1,12 @@
-"""Own the ``plugrl-conformance-server`` command: it grades a training server, clause by clause.
+"""The ``plugrl-conformance-server`` command: it grades a training server, clause by clause.
 
 Exit codes: 0 if nothing is violated, 1 after a violation, 2 for a wrong command line, 130 and 143 after SIGINT and
 SIGTERM.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import click
 
@@ -22,26 +24,13 @@ __all__ = ["main"]
 @click.option("--image-size", type=click.IntRange(1), default=64, help="Its height and width.")
 @click.option("--exchanges", type=click.IntRange(1), default=5, help="Exchanges of the first phase.")
 @click.option(
-    "--timeout", type=click.FloatRange(0, min_open=True), default=10.0,
+    "--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=10.0,
     help="Seconds to wait for the port, and for each message.",
 )  # fmt: skip
 @click.option("--until-stop", is_flag=True, help="Go on until the server ends the run, and check how it says so.")
 @click.option("--max-exchanges", type=click.IntRange(1), default=10_000, help="How many exchanges that may take.")
 @click.option("--report", type=click.Choice(["text", "json"]), default="text", help="For people, or for programs.")
-def main(
-    *,
-    host: str,
-    port: int,
-    state_key: str,
-    state_dim: int,
-    image_key: str | None,
-    image_size: int,
-    exchanges: int,
-    timeout: float,
-    until_stop: bool,
-    max_exchanges: int,
-    report: str,
-) -> None:
+def main(*, host: str, report: str, **options: Any) -> None:
     """Grade a training server: drive it as the protocol lets clients behave, and check what comes back.
 
     Each connection brings three envs. A server that steps all envs together needs that many slots.
@@ -59,12 +48,8 @@ def main(
         ServerCheckOptions,
     )
 
-    options = ServerCheckOptions(
-        host=host, port=port, state_key=state_key, state_dim=state_dim, image_key=image_key, image_size=image_size,
-        exchanges=exchanges, timeout_s=timeout, until_stop=until_stop, max_exchanges=max_exchanges,
-    )  # fmt: skip
     with console.ending_on_signals("SIGTERM"):
-        found = ServerChecker(options).run()
+        found = ServerChecker(ServerCheckOptions(host=host, **options)).run()
     click.echo(found.to_json() if report == "json" else found.to_text(), nl=False)
     raise SystemExit(found.exit_code)
 
