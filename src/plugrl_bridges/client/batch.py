@@ -1,4 +1,4 @@
-"""Own what the envs of a connection have in common, and the failure of one of them.
+"""What the envs of a connection have in common, and the failure of one of them.
 
 ``envs.EnvList`` (ordinary envs) and ``vector_env.VectorBatch`` (a batched simulator) are `EnvBatch`es, ``exchange``
 drives them. Nothing here knows of connections or messages.
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from plugrl_bridges.digest.shared import SharedDigests
     from plugrl_bridges.wire.codec import Array, Value
 
-__all__ = ["AnyEnv", "EnvBatch"]
+__all__ = ["AnyEnv", "EnvBatch", "Options", "Seeds"]
 
 logger = logging.getLogger(__name__)
 
 AnyEnv: TypeAlias = "gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]"
 Space: TypeAlias = "gymnasium.Space[Any]"
+Seeds: TypeAlias = "Sequence[int | None] | None"
+Options: TypeAlias = "Sequence[Mapping[str, Any] | None] | None"
 
 
 class EnvBatch(ABC):
@@ -42,10 +44,8 @@ class EnvBatch(ABC):
     ended and `reset` those the trainer wants reset. What `observations` held when `step` returned stays as it is until
     the next `step`, so that it may be on its way to the socket meanwhile.
 
-    ``made`` is what the factory returned: n envs, or one vector env. The spaces are those of one env.
-
-    Raises:
-        SpaceError: if a space cannot travel.
+    ``made`` is what the factory returned: n envs, or one vector env. The spaces are those of one env. What an env
+    raises becomes an `EnvFailed` that names it.
     """
 
     def __init__(self, made: Sequence[AnyEnv], num_envs: int, observation_space: Space, action_space: Space) -> None:
@@ -75,25 +75,16 @@ class EnvBatch(ABC):
         self._refused: set[str] = set()
 
     @abstractmethod
-    def reset(
-        self,
-        rows: Sequence[int],
-        seeds: Sequence[int | None] | None = None,
-        options: Sequence[Mapping[str, Any] | None] | None = None,
-    ) -> None:
-        """Reset rows, in `observations` and `reset_infos`; a seed of None leaves the env's random stream running.
-
-        Raises:
-            EnvFailed: naming the env and what it raised; likewise the other methods.
-        """
+    def reset(self, rows: Sequence[int], seeds: Seeds = None, options: Options = None) -> None:
+        """Reset rows, in `observations` and `reset_infos`; without a seed an env's random stream goes on."""
 
     @abstractmethod
     def step(self, actions: Array, rows: Sequence[int]) -> None:
         """Run one chunk for the rows named; fills the attributes at these rows.
 
         An env's chunk ends at the step that ends its episode. A batch that cannot leave out an env ends it for all
-        then, which the protocol allows: any prefix of a chunk may be used [5.3]. The actions,
-        ``[H, n, *shape]``, may be a view that dies afterwards.
+        then, which the protocol allows: any prefix of a chunk may be used [5.3]. The actions
+        ``[H, n, *shape]`` may be a view that dies afterwards.
         """
 
     def renew(self, ended: Array) -> None:

@@ -1,4 +1,4 @@
-"""Own the ``plugrl-env-client`` command: words on a command line in, `EnvClient` out, and what a person reads of it.
+"""The ``plugrl-env-client`` command: words on a command line in, `EnvClient` out, and what a person reads of it.
 
 Nothing heavy is imported before the arguments are understood, so that ``--help`` answers at once. Exit codes: 0 when
 the server says that the run is over, 1 after an error (with one line that says which), 2 for a wrong command line, 130
@@ -55,13 +55,7 @@ def _seconds_option(name: str, default: float, text: str) -> Callable[[_Command]
 @click.command(name=_NAME, context_settings=console.SETTINGS)
 @click.option("--env-id", help="A Gymnasium id; module:Id-v0 imports the module first.")
 @click.option("--env-factory", metavar="PKG.MOD:FUNC", help="A function that returns a gymnasium Env or VectorEnv.")
-@click.option(
-    "--env-kwargs",
-    metavar="JSON",
-    callback=_json_object,
-    default="{}",
-    help="Keyword arguments for either, as a JSON object.",
-)
+@click.option("--env-kwargs", metavar="JSON", callback=_json_object, default="{}", help="Keywords for either, as JSON.")
 @click.option("--num-envs", type=click.IntRange(1), help="Envs in all processes together.  [default: one per process]")
 @click.option("--num-procs", type=click.IntRange(1), default=1, help="Processes to spread the envs over.")
 @click.option("--url", default="ws://127.0.0.1:8000", help="The training server: ws:// or wss://.")
@@ -115,7 +109,6 @@ def main(
         check_destination(keywords["url"], api_key=keywords["api_key"])
     except ValueError as exc:
         raise click.UsageError(str(exc)) from exc
-    talk = console.Talk(log_level, quiet=quiet)
     options = ClientOptions(
         env_id=env_id,
         env_factory=env_factory,
@@ -124,17 +117,17 @@ def main(
         num_envs=num_envs,
         rank=rank,
         keywords={**keywords, "group_num_envs": num_envs},
-        log_level=talk.log_level,
-        terminal=talk.terminal,
+        talk=console.Talk(log_level, quiet=quiet),
     )
-    raise SystemExit(_run(options, num_procs, talk, summary))
+    raise SystemExit(_run(options, num_procs, summary))
 
 
-def _run(options: ClientOptions, num_procs: int, talk: console.Talk, summary: str | None) -> int:
+def _run(options: ClientOptions, num_procs: int, summary: str | None) -> int:
     """Run the client or clients; return the exit code."""
     from plugrl_bridges.client import procs  # noqa: PLC0415 - --help must not pay for it
     from plugrl_bridges.client.record import together  # noqa: PLC0415
 
+    talk = options.talk
     console.configure_logging(talk.log_level, terminal=talk.terminal, who=options.who if num_procs == 1 else "")
     signals = console.Signals()
     line = console.ProgressLine()

@@ -1,4 +1,4 @@
-"""Own an env client's life: make the envs, find the server, serve it, come back after a loss, end with a summary.
+"""An env client's life: make the envs, find the server, serve it, come back after a loss, end with a summary.
 
 `EnvClient` is the class to use in code; the ``plugrl-env-client`` command is ``cli`` around it. What is said on one
 connection is the concern of ``exchange``, what its end means that of ``reconnect``.
@@ -24,7 +24,6 @@ from plugrl_bridges.errors import (
     ConnectTimeout,
     EnvFailed,
     HandshakeError,
-    WireError,
 )
 from plugrl_bridges.transport import check_destination, connect
 from plugrl_bridges.wire.session import ENV_SPEC, LATE_RESET, REUSE_FEEDBACK_OBS, SEEDED_RESET, STEP_DIGEST
@@ -41,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _DIAL_TIMEOUT_S = 10.0
 _PAUSE_SLICE_S = 0.1
+_FEATURES: list[Value] = [REUSE_FEEDBACK_OBS, ENV_SPEC, SEEDED_RESET, LATE_RESET]
 _FATAL_STATUS = frozenset({401, 403})
 
 
@@ -182,13 +182,7 @@ class EnvClient:
             **batch.describe(),
             "num_envs": batch.num_envs,
             "group_num_envs": self._group_num_envs or batch.num_envs,
-            "features": [
-                REUSE_FEEDBACK_OBS,
-                ENV_SPEC,
-                SEEDED_RESET,
-                LATE_RESET,
-                *([STEP_DIGEST] if self._verify else []),
-            ],
+            "features": [*_FEATURES, STEP_DIGEST] if self._verify else _FEATURES,
             "client": "plugrl-bridges",
             "client_version": __version__,
         }
@@ -213,7 +207,7 @@ class EnvClient:
             logger.info("stopped; no connection with %s is open", self.url)
             return "stopped"
 
-    def _attempt(self, batch: EnvBatch, spec: dict[str, Value], backoff: Backoff) -> WireError | None:
+    def _attempt(self, batch: EnvBatch, spec: dict[str, Value], backoff: Backoff) -> Exception | None:
         """Connect once and serve for as long as it lasts; return the error to come back after, or None: do not."""
         self._look_up()
         started_at = time.monotonic()
@@ -247,7 +241,7 @@ class EnvClient:
             if isinstance(exc, EnvFailed):
                 logger.exception("an env failed; its own traceback comes first")
             ending = ending_of(exc)
-            if ending.then is Then.RAISE or not isinstance(exc, WireError):
+            if ending.then is Then.RAISE:
                 raise
             if ending.then is Then.RETRY:
                 return exc
@@ -266,7 +260,7 @@ class EnvClient:
             else:
                 backoff.held(now - exchange.connected_at)
 
-    def _pause(self, backoff: Backoff, error: WireError) -> None:
+    def _pause(self, backoff: Backoff, error: Exception) -> None:
         """Wait for the next try, or give up."""
         wait_s = backoff.next_wait_s()
         if wait_s is None:

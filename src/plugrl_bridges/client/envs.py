@@ -1,7 +1,4 @@
-"""Own the stepping of ordinary Gymnasium envs, one after another, as one `EnvBatch`.
-
-``factory.build_batch`` makes it. It must not know of connections or messages.
-"""
+"""The stepping of ordinary Gymnasium envs, one after another, and where their digests are taken."""
 
 from __future__ import annotations
 
@@ -20,6 +17,7 @@ if TYPE_CHECKING:
 
     import gymnasium
 
+    from plugrl_bridges.client.batch import Options, Seeds
     from plugrl_bridges.wire.codec import Array, Value
 
 __all__ = ["EnvList", "digest_env_in"]
@@ -55,12 +53,7 @@ class EnvList(EnvBatch):
         self._root_shape = root.shape if root is not None and root.dtype.kind != "U" else None
         self._zero_dimensional = not self.action_layout.shape and not self.action_layout.discrete
 
-    def reset(
-        self,
-        rows: Sequence[int],
-        seeds: Sequence[int | None] | None = None,
-        options: Sequence[Mapping[str, Any] | None] | None = None,
-    ) -> None:
+    def reset(self, rows: Sequence[int], seeds: Seeds = None, options: Options = None) -> None:
         """Reset rows one by one."""
         self._turn()
         for at, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Own the exchange of messages on one connection [4]: infer, action, step, feedback, for as long as it lasts.
+"""The exchange of messages on one connection [4]: infer, action, step, feedback, for as long as it lasts.
 
 Joins a `ClientSession` (what may be said), a `KeptConnection` (who carries it), an `EnvBatch` (who does it) and an
 `EpisodeBook` (who counts). ``env_client`` makes one per connection and deals with its end.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from plugrl_bridges.wire.session import ENV_SPEC, LATE_RESET, STEP_DIGEST, Clien
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from plugrl_bridges.client.batch import EnvBatch
+    from plugrl_bridges.client.batch import EnvBatch, Options
     from plugrl_bridges.client.keeper import KeptConnection
     from plugrl_bridges.client.record import Watch
     from plugrl_bridges.digest.digest import StepDigests
@@ -72,14 +72,7 @@ class Conversation:
         self._knows_spec = False
 
     def run(self, *, remaining_s: float) -> NoReturn:
-        """Receive the metadata, within the remaining time, then go on until something ends the connection.
-
-        Raises:
-            ConnectionClosed: if the server, or the network, ended the connection.
-            RemoteProtocolError: if the server broke the protocol; a `TextFrame`, if it is no training server.
-            EnvFailed: if an env did.
-            Stopped: if the client is to end.
-        """
+        """Receive the metadata, within the remaining time, then go on until an error of `ending_of` ends it all."""
         line, session = self._line, self._session
         # The casts say what the session guarantees: metadata first, then actions only.
         metadata = cast("Metadata", session.receive(line.receive(min(_METADATA_TIMEOUT_S, remaining_s))))
@@ -122,12 +115,7 @@ class Conversation:
             self._reset(self._rows, self._first_seeds)
         return self._infer(spec=spec)
 
-    def _reset(
-        self,
-        rows: Sequence[int],
-        seeds: Sequence[int | None],
-        options: Sequence[Mapping[str, Any] | None] | None = None,
-    ) -> None:
+    def _reset(self, rows: Sequence[int], seeds: Sequence[int | None], options: Options = None) -> None:
         """Reset envs; where the first reset, which is one of all, has no seed for an env, it gets the client's own."""
         if not self._batch.began:
             seeds = [own if seed is None else seed for seed, own in zip(seeds, self._first_seeds, strict=True)]

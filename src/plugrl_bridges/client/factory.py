@@ -1,8 +1,7 @@
-"""Own the way from what the user names to envs that can be stepped, and the errors when there is none.
+"""The way from what the user names to envs that can be stepped, and the errors when there is none.
 
 `gym_factory` and `env_factory` make a callable of the command line's words, `build_batch` calls it, with the env's
 number if it asks for ``env_index``. Every unusable factory is a `FactoryError`, raised before anything connects.
-``env_client`` and ``cli`` are the callers.
 """
 
 from __future__ import annotations

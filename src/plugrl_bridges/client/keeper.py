@@ -1,8 +1,8 @@
-"""Own the connection as the two threads of a client share it: the one that steps envs, and the keeper.
+"""The connection as the two threads of a client share it: the one that steps envs, and the keeper.
 
 While envs are being stepped, for a minute perhaps, somebody must answer the server's pings, send our own, and hear a
 close: the keeper thread, about four times a second, under the lock. While the client waits for the server, it does so
-itself and the keeper stands aside. Knows nothing of messages. ``exchange`` is the caller.
+itself and the keeper stands aside. Knows nothing of messages.
 """
 
 from __future__ import annotations
@@ -59,13 +59,7 @@ class KeptConnection:
         return self._websocket.address
 
     def receive(self, timeout_s: float = math.inf) -> memoryview:
-        """Wait for a message; it is valid until `recycle`.
-
-        Raises:
-            ConnectionClosed: if there will be none, or the server was silent for too long.
-            TextFrame: if it is none of the protocol's.
-            Stopped: if the client is to end.
-        """
+        """Wait for a message, valid until `recycle`; a server that is silent for too long counts as gone."""
         since = time.monotonic()
         while True:
             with self._lock:
@@ -91,11 +85,7 @@ class KeptConnection:
         raise ConnectionClosed(self.address, 1006, "", why)
 
     def send(self, *messages: Sequence[Buffer]) -> None:
-        """Send messages in one go. Once the client is to end, a server that does not read has half a second more.
-
-        Raises:
-            ConnectionClosed: if they could not be sent.
-        """
+        """Send messages in one go. Once the client is to end, a server that does not read has half a second more."""
         with self._lock:
             self._websocket.send(*messages, stopping=self._sent_enough)
 

@@ -1,8 +1,8 @@
-"""Own the processes of one ``plugrl-env-client`` command: one client in each, started, watched and ended together.
+"""The processes of one ``plugrl-env-client`` command: one client in each, started, watched and ended together.
 
 Each child holds one end of a pipe. Over it the parent says "stop" and the child reports; and when the parent is gone,
 however it went, the pipe ends and so does the child. ``spawn`` is used everywhere: it exists on every platform, and
-copies neither threads nor a simulator's state. ``cli`` is the caller.
+copies neither threads nor a simulator's state.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class ClientOptions:
     rank: int | None = None
     first_env: int | None = None
     keywords: dict[str, Any] = field(default_factory=dict, repr=False)  # the API key is among them
-    log_level: str = "info"
-    terminal: bool = False
+    talk: console.Talk = field(default_factory=lambda: console.Talk("info", quiet=False))
 
     @property
     def who(self) -> str:
@@ -231,7 +230,7 @@ def _watch(
 def _child(options: ClientOptions, pipe: Connection) -> None:
     """Run one client; the target of a process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    console.configure_logging(options.log_level, terminal=options.terminal, who=options.who)
+    console.configure_logging(options.talk.log_level, terminal=options.talk.terminal, who=options.who)
     client: EnvClient | None = None
 
     def stop() -> None:

@@ -1,4 +1,4 @@
-"""Own what the end of a connection means to a client [7], and how long it waits before it tries again.
+"""What the end of a connection means to a client [7], and how long it waits before it tries again.
 
 Pure: time and randomness come in as arguments, nothing sleeps. ``env_client`` performs what is decided here.
 """

@@ -1,4 +1,4 @@
-"""Own what a client knows of itself: its counts, whether it is to stop, and what it reports meanwhile.
+"""What a client knows of itself: its counts, whether it is to stop, and what it reports meanwhile.
 
 ``exchange`` keeps the `EpisodeBook` up to date, ``env_client`` makes the summary of it, ``cli`` shows it.
 """

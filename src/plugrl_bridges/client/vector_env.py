@@ -1,7 +1,6 @@
-"""Own the stepping of a `gymnasium.vector.VectorEnv` (a batched simulator) as one `EnvBatch`: one call per step.
+"""The stepping of a `gymnasium.vector.VectorEnv`, such as a batched simulator, with one call per step.
 
-Gymnasium's vector envs differ in how they begin the next episode, and in where they put the terminal observation; that
-is settled here, once. ``factory.build_batch`` makes it. It must not know of connections or messages.
+Such envs differ in how they begin the next episode and in where they put the terminal observation: settled here, once.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from plugrl_bridges.traits import HAS_MODES, Autoreset, autoreset_of
 from plugrl_bridges.wire.info import columns_for_wire, merged, row_info
 
 if TYPE_CHECKING:
+    from plugrl_bridges.client.batch import Options, Seeds
     from plugrl_bridges.spaces import Leaf
     from plugrl_bridges.wire.codec import Array, Value
 
@@ -83,12 +83,7 @@ class VectorBatch(EnvBatch):
                     self.name,
                 )
 
-    def reset(
-        self,
-        rows: Sequence[int],
-        seeds: Sequence[int | None] | None = None,
-        options: Sequence[Mapping[str, Any] | None] | None = None,
-    ) -> None:
+    def reset(self, rows: Sequence[int], seeds: Seeds = None, options: Options = None) -> None:
         """Reset rows in one call; see `EnvBatch.reset`. A vector env takes one ``options`` for all of them."""
         with self.blaming("reset"):
             observation, infos = self._env.reset(seed=self._seeds(rows, seeds), options=self._options(rows, options))
@@ -98,7 +93,7 @@ class VectorBatch(EnvBatch):
             self._replace(columns, rows)
             self.reset_infos.update((row, row_info(infos, row)) for row in rows)
 
-    def _seeds(self, rows: Sequence[int], seeds: Sequence[int | None] | None) -> int | list[int | None] | None:
+    def _seeds(self, rows: Sequence[int], seeds: Seeds) -> int | list[int | None] | None:
         if seeds is None or all(seed is None for seed in seeds):
             return None
         first = seeds[0]
@@ -110,9 +105,7 @@ class VectorBatch(EnvBatch):
             listed[row] = seed
         return listed
 
-    def _options(
-        self, rows: Sequence[int], options: Sequence[Mapping[str, Any] | None] | None
-    ) -> dict[str, Any] | None:
+    def _options(self, rows: Sequence[int], options: Options) -> dict[str, Any] | None:
         first = options[0] if options else None
         if options is not None and any(repr(option) != repr(first) for option in options):
             raise ValueError(f"a vector env takes one options for all its rows, but was asked for {list(options)}")
