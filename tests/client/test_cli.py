@@ -12,6 +12,7 @@ import threading
 from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any
 
+import click
 import gymnasium
 import numpy as np
 import psutil
@@ -364,7 +365,7 @@ def test_a_wrong_command_line_is_exit_2(arguments: list[str], text: str) -> None
 def test_splitting_with_a_base_rank() -> None:
     clients = _split(ClientOptions(num_envs=4, rank=6), 2)
     assert [(c.rank, c.num_envs, c.first_env) for c in clients] == [(6, 2, 12), (7, 2, 14)]
-    with pytest.raises(ValueError, match="divide evenly"):
+    with pytest.raises(click.UsageError, match="divide evenly"):
         _split(ClientOptions(num_envs=5, rank=6), 2)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from plugrl_bridges.digest.shared import SharedDigests
     from plugrl_bridges.wire.codec import Array, Value
 
-__all__ = ["AnyEnv", "EnvBatch", "Options", "Seeds"]
+__all__ = ["AnyEnv", "EnvBatch", "Options", "Seeds", "first_line"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,11 @@ AnyEnv: TypeAlias = "gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, A
 Space: TypeAlias = "gymnasium.Space[Any]"
 Seeds: TypeAlias = "Sequence[int | None] | None"
 Options: TypeAlias = "Sequence[Mapping[str, Any] | None] | None"
+
+
+def first_line(exc: Exception) -> str:
+    """Return the kind of an exception and the first line of its text."""
+    return f"{type(exc).__name__}: {str(exc).strip().partition(chr(10))[0]}".removesuffix(": ")
 
 
 class EnvBatch(ABC):
@@ -160,8 +165,7 @@ class EnvBatch(ABC):
 
     def failed(self, what: str, row: int, exc: Exception) -> EnvFailed:
         """Return the error for what an env raised, to be raised from it; -1 is no row in particular."""
-        text = str(exc).strip().partition("\n")[0]
-        return EnvFailed(f"{self._who(row)} failed in {what}(): {type(exc).__name__}" + (f": {text}" if text else ""))
+        return EnvFailed(f"{self._who(row)} failed in {what}(): {first_line(exc)}")
 
     def _who(self, row: int) -> str:
         return f"env {self.name}" if row < 0 else f"env {row} ({self.name})"

@@ -95,12 +95,6 @@ def main(
     """  # noqa: D301 - the backspace is click's mark of lines that are not to be wrapped
     if (env_id is None) == (env_factory is None):
         raise click.UsageError("give either --env-id or --env-factory")
-    if num_procs > 1 and num_envs is None:
-        num_envs = num_procs
-    if num_envs is not None and num_procs > num_envs:
-        raise click.UsageError(
-            f"--num-procs {num_procs} is more than --num-envs {num_envs}: a process has one env at least"
-        )
     console.check_folder("--summary", summary)
     from plugrl_bridges.client.procs import ClientOptions  # noqa: PLC0415 - --help must not pay for it
     from plugrl_bridges.transport import check_destination  # noqa: PLC0415
@@ -109,6 +103,7 @@ def main(
         check_destination(keywords["url"], api_key=keywords["api_key"])
     except ValueError as exc:
         raise click.UsageError(str(exc)) from exc
+    talk = console.Talk(log_level, quiet=quiet)
     options = ClientOptions(
         env_id=env_id,
         env_factory=env_factory,
@@ -116,19 +111,19 @@ def main(
         ca_file=ca_file,
         num_envs=num_envs,
         rank=rank,
-        keywords={**keywords, "group_num_envs": num_envs},
-        talk=console.Talk(log_level, quiet=quiet),
+        keywords=keywords,
+        talk=talk,
     )
-    raise SystemExit(_run(options, num_procs, summary))
+    raise SystemExit(_run(_split(options, num_procs), talk, summary))
 
 
-def _run(options: ClientOptions, num_procs: int, summary: str | None) -> int:
+def _run(clients: Sequence[ClientOptions], talk: console.Talk, summary: str | None) -> int:
     """Run the client or clients; return the exit code."""
     from plugrl_bridges.client import procs  # noqa: PLC0415 - --help must not pay for it
     from plugrl_bridges.client.record import together  # noqa: PLC0415
 
-    talk = options.talk
-    console.configure_logging(talk.log_level, terminal=talk.terminal, who=options.who if num_procs == 1 else "")
+    num_procs = len(clients)
+    console.configure_logging(talk.log_level, terminal=talk.terminal, who=clients[0].who if num_procs == 1 else "")
     signals = console.Signals()
     line = console.ProgressLine()
 
@@ -138,13 +133,10 @@ def _run(options: ClientOptions, num_procs: int, summary: str | None) -> int:
 
     progress = show if talk.terminal else None
     if num_procs == 1:
-        outcomes = [procs.run_here(options, signals, progress)]
+        outcomes = [procs.run_here(clients[0], signals, progress)]
     else:
         try:
-            clients = _split(options, num_procs)
             outcomes = procs.run_processes(clients, lambda: signals.received is not None, progress)
-        except ValueError as exc:
-            return console.fail(_NAME, exc, 2)
         except OSError as exc:
             return console.fail(_NAME, f"cannot start {num_procs} processes: {exc}")
     if talk.terminal:
@@ -173,15 +165,18 @@ def _run(options: ClientOptions, num_procs: int, summary: str | None) -> int:
 
 
 def _split(options: ClientOptions, num_procs: int) -> list[ClientOptions]:
-    """Return the options of each process; the first ones have one env more where it does not divide evenly.
-
-    Raises:
-        ValueError: The seeds of other commands could then not be told apart from this one's.
-    """
+    """Return the options of each process; the first ones have one env more where it does not divide evenly."""
+    if num_procs == 1:
+        return [options]
     total = options.num_envs or num_procs
     each, more = divmod(total, num_procs)
-    if more and options.rank:
-        raise ValueError(f"with --rank, --num-envs {total} must divide evenly over --num-procs {num_procs}")
+    if not each:
+        raise click.UsageError(
+            f"--num-procs {num_procs} is more than --num-envs {total}: a process has one env at least"
+        )
+    if more and options.rank:  # the seeds of other commands could then not be told apart from this one's
+        raise click.UsageError(f"with --rank, --num-envs {total} must divide evenly over --num-procs {num_procs}")
+    options = replace(options, keywords={**options.keywords, "group_num_envs": total})
     rank = options.rank or 0
     clients = []
     first_env = rank * each

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
+from plugrl_bridges.client.batch import first_line
 from plugrl_bridges.client.envs import EnvList
 from plugrl_bridges.client.vector_env import VectorBatch
 from plugrl_bridges.errors import FactoryError
@@ -54,7 +55,7 @@ def gym_factory(env_id: str, kwargs: Mapping[str, Any] | None = None) -> MakeEnv
     try:
         spec = gymnasium.spec(rest if colon else env_id)
     except Exception as exc:
-        raise FactoryError(f"no Gymnasium environment has the id {env_id!r}: {_line(exc)}") from exc
+        raise FactoryError(f"no Gymnasium environment has the id {env_id!r}: {first_line(exc)}") from exc
     make = partial(gymnasium.make, env_id, **(kwargs or {}))
     if _INDEX in make.keywords or not _wants_index(_creator(spec.entry_point)):
         return make
@@ -127,11 +128,7 @@ def _import(name: str, what: str) -> object:
         if isinstance(exc, ModuleNotFoundError) and exc.name is not None and f"{name}.".startswith(f"{exc.name}."):
             raise FactoryError(f"{what}: there is no module {exc.name!r} in {Path.cwd()} or on sys.path") from exc
         logger.exception("%s: importing %s failed", what, name)
-        raise FactoryError(f"{what}: importing {name} failed: {_line(exc)}") from exc
-
-
-def _line(exc: Exception) -> str:
-    return f"{type(exc).__name__}: {str(exc).strip().partition(chr(10))[0]}"
+        raise FactoryError(f"{what}: importing {name} failed: {first_line(exc)}") from exc
 
 
 def build_batch(
@@ -183,7 +180,7 @@ def _make(make_env: MakeEnv, rank: int, row: int) -> AnyEnv:
             env = cast("Callable[..., AnyEnv]", make_env)(**numbered)
     except Exception as exc:
         logger.exception("the env factory failed")
-        raise FactoryError(f"the env factory failed: {_line(exc)}") from exc
+        raise FactoryError(f"the env factory failed: {first_line(exc)}") from exc
     if not isinstance(env, (gymnasium.Env, gymnasium.vector.VectorEnv)):
         raise FactoryError(
             f"the env factory returned a {type(env).__module__}.{type(env).__qualname__}, expected a gymnasium.Env or "

@@ -145,34 +145,24 @@ class VectorBatch(EnvBatch):
     def step(self, actions: Array, rows: Sequence[int]) -> None:
         """Run one chunk, which ends for all rows at the first end of an episode; see `EnvBatch.step`."""
         self.rewards[:], self.lengths[:] = -0.0, 0  # -0.0 + x is x whatever x is, but 0.0 + -0.0 is 0.0
-        self.any_ended = False
-        observation: Any = None
-        rewards: Any = None
-        infos: Mapping[str, Any] = {}
+        self._final_infos = self._next = None
         with self.blaming("step"):
-            for at, taken in enumerate(actions, 1):
+            for taken in actions:
                 observation, rewards, terminated, truncated, infos = self._env.step(taken.copy())
                 self.rewards += np.asarray(rewards)
                 self.lengths += 1
                 self.terminated[:], self.truncated[:] = terminated, truncated
+                self.observations = self._columns(observation)
+                self._infos = {key: value for key, value in infos.items() if key not in _FINAL_KEYS}
                 self.any_ended = bool(self.terminated.any() or self.truncated.any())
                 if self.any_ended:
+                    self._part_ended(infos)
+                if self._chains is not None:  # the action in the dtype of its space, as everything
+                    entries = [taken.astype(self.action_layout.dtype)]
+                    self._chains.step(entries, rewards, self.terminated, self.truncated, self.observations)
+                if self.any_ended:
                     break
-                if self._chains is not None and at < len(actions):
-                    self._digest(taken, rewards, self._columns(observation))
             self.steps = int(self.lengths[0]) * len(rows)
-            self.observations = self._columns(observation)
-            self._infos = {key: value for key, value in infos.items() if key not in _FINAL_KEYS}
-            self._final_infos = self._next = None
-            if self.any_ended:
-                self._part_ended(infos)
-            self._digest(taken, rewards, self.observations)
-
-    def _digest(self, actions: Array, rewards: Any, columns: list[Array]) -> None:  # noqa: ANN401 - the env's own
-        """Add a step to the digests, if they are kept: the action in the dtype of its space, as everything."""
-        if self._chains is not None:
-            actions = actions.astype(self.action_layout.dtype)
-            self._chains.step([actions], rewards, self.terminated, self.truncated, columns)
 
     def _part_ended(self, infos: Mapping[str, Any]) -> None:
         """Separate the terminal observations and infos of ended rows from those of the next episodes."""
