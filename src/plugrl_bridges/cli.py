@@ -191,12 +191,13 @@ def _mean(returns: Sequence[float]) -> str:
 
 def _summary_lines(summary: PolicySummary) -> list[str]:
     """Return what each client did, and all of them together."""
-    lines = [
-        f"{client.address} ({client.name}): {client.num_envs} envs, {client.steps} env steps, "
-        f"{len(returns)} episodes, mean return {_mean(returns)}"
-        for client in summary.clients
-        for returns in [[episode.ret for episode in summary.episodes if episode.client == client.number]]
-    ]
+    lines = []
+    for client in summary.clients:
+        own = [episode.ret for episode in summary.episodes if episode.client == client.number]
+        lines.append(
+            f"{client.address} ({client.name}): {client.num_envs} envs, {client.steps} env steps, "
+            f"{len(own)} episodes, mean return {_mean(own)}"
+        )
     returns = summary.returns
     total = f"{len(returns)} episodes, {summary.steps} env steps, mean return {_mean(returns)}"
     if returns:

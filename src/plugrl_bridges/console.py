@@ -47,27 +47,14 @@ _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 
 def fail(command: str, error: object, code: int = 1) -> int:
-    """Write an error on one line to stderr.
-
-    Args:
-        command: Its name.
-        error: An exception, or a text.
-        code: Exit code of the command.
-
-    Returns:
-        The code.
-    """
+    """Write an error of the command so named on one line to stderr; return ``code``."""
     text = " ".join(str(error).split()) or type(error).__name__
     click.echo(f"{command}: {text}", err=True)
     return code
 
 
 def check_folder(option: str, path: str | None) -> None:
-    """Check that the folder of a file to write exists; None is no file.
-
-    Raises:
-        click.UsageError: naming the option.
-    """
+    """Raise `click.UsageError`, naming the option, if the folder of a file to write does not exist; None is no file."""
     if path is not None and not Path(path).absolute().parent.is_dir():
         raise click.UsageError(f"{option} {path}: the folder does not exist")
 
@@ -81,15 +68,11 @@ def write_json(path: str, value: object) -> None:
 
 
 class Interrupted(BaseException):
-    """Unwinds what a signal came into; no `Exception`, so that no module takes it for an error of its own."""
+    """The end of what a signal came into; no `Exception`, so that no module takes it for an error of its own."""
 
 
 class Signals:
-    """Handler of SIGINT and SIGTERM: the first asks for a clean end, the second ends the process at once.
-
-    Args:
-        then: As for `call`.
-    """
+    """Handler of SIGINT and SIGTERM: the first calls ``then``, the second ends the process at once."""
 
     def __init__(self, then: Callable[[], None] | None = None) -> None:
         self.received: signal.Signals | None = None
@@ -161,7 +144,7 @@ def _end(number: int, _frame: FrameType | None) -> None:
 
 
 def talk_options(command: _Command) -> _Command:
-    """Give a command the options ``--log-level`` and ``--quiet``; it makes a `Talk` of them."""
+    """Add the options ``--log-level`` and ``--quiet`` to a command, which makes a `Talk` of them."""
     quiet = click.option("--quiet", is_flag=True, help="Neither progress nor summary, and warnings only.")
     level = click.option(
         "--log-level", type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False), default="info",
@@ -171,31 +154,20 @@ def talk_options(command: _Command) -> _Command:
 
 
 class Talk:
-    """How much a command says.
-
-    Args:
-        log_level: Value of ``--log-level``.
-        quiet: Value of ``--quiet``.
-
-    Attributes:
-        quiet: Whether to write neither progress nor summary.
-        log_level: The level to log from.
-        terminal: Whether a progress line is to be written.
-    """
+    """How much a command says, by the values of ``--log-level`` and ``--quiet``."""
 
     def __init__(self, log_level: str, *, quiet: bool) -> None:
         self.quiet = quiet
+        """Whether to write neither progress nor summary."""
         self.log_level = "warning" if quiet and log_level in {"debug", "info"} else log_level
         self.terminal = sys.stderr.isatty() and not quiet
+        """Whether a progress line is to be written."""
 
 
 def configure_logging(level: str, *, terminal: bool, who: str = "") -> None:
-    """Let log records go to stderr.
+    """Let log records from a level on go to stderr, with ``who`` behind their level.
 
-    Args:
-        level: Name of the least level.
-        terminal: Whether a progress line is being written, which log lines must not run into.
-        who: Stands behind the level of each record.
+    With ``terminal`` they go in place of the progress line that is being written there.
     """
     logging.basicConfig(
         level=level.upper(),

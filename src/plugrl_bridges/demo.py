@@ -32,14 +32,7 @@ GAIN = 500.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo.
-
-    Args:
-        argv: Command-line arguments; None takes the process's own.
-
-    Returns:
-        0 if the policy learned and both sides counted the same, else 1.
-    """
+    """Run the demo; return 0 if the policy learned and both sides counted the same, else 1."""
     parser = argparse.ArgumentParser(prog="python -m plugrl_bridges.demo", description="Train a remote Pendulum.")
     parser.add_argument("--steps", type=int, default=102_400, help="env steps, all envs together")
     parser.add_argument("--seed", type=int, default=0)
@@ -77,13 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(log: Path, counted: Path, status: int, speed: str, files: Sequence[Path]) -> int:
     """Print what both sides counted; return the exit status."""
-    slots = read_episodes(log)
-    first = float(np.mean([e.ret for episodes in slots.values() for e in episodes[:2]]))
-    late = [e.ret for episodes in slots.values() for e in episodes[20:]] or [
-        e.ret for episodes in slots.values() for e in episodes[-2:]
-    ]
+    slots = [[episode.ret for episode in episodes] for episodes in read_episodes(log).values()]
+    bridge = [ret for returns in slots for ret in returns]
+    first = float(np.mean([ret for returns in slots for ret in returns[:2]]))
+    late = [ret for returns in slots for ret in returns[20:]] or [ret for returns in slots for ret in returns[-2:]]
     last = float(np.mean(late))
-    bridge = [e.ret for episodes in slots.values() for e in episodes]
     client = json.loads(counted.read_text(encoding="utf-8"))
     same = client["episodes"] == len(bridge) and bool(
         np.isclose(client["mean_return"], np.mean(bridge), rtol=1e-9, atol=0)

@@ -66,7 +66,7 @@ class ProbeEnv(gymnasium.Env["dict[str, Any]", "Array"]):
         return self._observation(), {}
 
     def step(self, action: Array) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Take one step."""
+        """Run one step."""
         self._t += 1
         self._a = np.asarray(action, np.float64)
         return self._observation(), 1.0, self._t == self._length, False, {}

@@ -54,7 +54,7 @@ def test_commands_are_installed() -> None:
     assert '\nstepledger = "plugrl_bridges.ledger.cli:main"\n' in project
 
 
-@pytest.mark.parametrize("name", ["compare", "show", "plot"])
+@pytest.mark.parametrize("name", ["compare", "show"])
 def test_every_option_of_stepledger_is_documented(name: str) -> None:
     command = ledger_command.commands[name]
     context = click.Context(command, **command.context_settings)

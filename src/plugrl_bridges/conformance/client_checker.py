@@ -1,4 +1,4 @@
-"""Own the scenarios through which a client is led, and the judgement of how it ends.
+"""The scenarios through which a client is led, and the judgement of how it ends.
 
 `check_client` is the way in. Each scenario starts the client anew:
 
@@ -85,7 +85,7 @@ def _command(options: ClientCheckOptions, command: str, port: int) -> str:
 
 
 class _Scenario:
-    """Run one scenario.
+    """One scenario with one client.
 
     Args:
         report: Where to write what is found.

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     from websockets.sync.server import ServerConnection
 
-__all__ = ["RESYNC", "STOP", "ClientProcess", "Gone", "Link", "Listener", "Stalled"]
+__all__ = ["GOING_AWAY", "RESYNC", "STOP", "ClientProcess", "Gone", "Link", "Listener", "Stalled"]
 
-# Spelt out anew: with the names of the code that is judged, a misspelling would go unseen.
+# Spelt out anew, for both checkers: with the names of the code that is judged, a misspelling would go unseen.
 STOP = "plugrl-server-stop"
 RESYNC = "plugrl-server-resync"
-_GOING_AWAY = 1001
+GOING_AWAY = 1001
 _ARRIVAL_TICK_S = 0.05
 _EXIT_TICK_S = 0.02
 _GRACE_S = 1.0
@@ -43,7 +43,7 @@ _OPEN_TIMEOUT_S = 10.0
 
 
 class Gone(Exception):
-    """Say that a client ended its connection.
+    """A client ended its connection.
 
     Args:
         code: Of its close frame; 1006 if there was none.
@@ -57,7 +57,7 @@ class Gone(Exception):
 
 
 class Stalled(Exception):
-    """Say that a client did not read what was sent to it; its connection was ended."""
+    """A client did not read what was sent to it; its connection was ended."""
 
 
 class Link:
@@ -133,7 +133,7 @@ class Link:
             reason: Of the close frame.
             last: Sent immediately before it, so that the client most likely reads both together.
         """
-        self._close = (_GOING_AWAY, reason)
+        self._close = (GOING_AWAY, reason)
         self._last = last
         self._order.set()
 

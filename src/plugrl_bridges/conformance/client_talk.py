@@ -1,4 +1,4 @@
-"""Own one connection with a client under test: metadata, then infer, action and feedback in turn, each checked.
+"""One connection with a client under test: metadata, then infer, action and feedback in turn, each checked.
 
 ``client_checker`` makes one per connection, says how many exchanges there are to be, and how it ends.
 """
@@ -14,8 +14,7 @@ from plugrl_bridges.conformance.client_checks import Broken, MessageChecks
 from plugrl_bridges.conformance.client_server import Gone, Stalled
 from plugrl_bridges.conformance.digest_checks import DigestChecks
 from plugrl_bridges.conformance.probe_checks import ProbeModel, probe_actions
-from plugrl_bridges.wire.codec import encode
-from plugrl_bridges.wire.messages import Infer
+from plugrl_bridges.wire.messages import PROTOCOL_VERSION, Action, Infer, Metadata, to_bytes
 from plugrl_bridges.wire.session import ENV_SPEC, REUSE_FEEDBACK_OBS, STEP_DIGEST
 
 if TYPE_CHECKING:
@@ -33,15 +32,15 @@ _PADDING_BYTES = (2 << 20) + 1000
 
 
 class Hung(Broken):
-    """Say that the client did nothing for the whole timeout; the violation is in the report."""
+    """The client did nothing for the whole timeout; the violation is in the report."""
 
 
 class Finished(Exception):
-    """Say that the client ended the conversation by itself, where it may."""
+    """The client ended the conversation by itself, where it may."""
 
 
 class Talk:
-    """Speak with a client over one connection.
+    """The conversation with a client over one connection.
 
     Args:
         link: Nothing was sent or received yet.
@@ -94,7 +93,7 @@ class Talk:
                 self.link.put_back(early)
             else:
                 self._report.passed("4", "the client says nothing before it has read the metadata")
-            self.link.send(b"".join(encode({"message_type": "metadata", "data": self._metadata()})))
+            self.link.send(b"".join(to_bytes(Metadata(self._metadata()))))
         except Gone as exc:
             self._report.violation("4", f"the client left before the metadata came: {exc}")
             raise Broken from exc
@@ -102,7 +101,7 @@ class Talk:
             self._stalled("5.1", "the metadata", exc)
 
     def _metadata(self) -> dict[str, Value]:
-        """Give metadata over 2 MiB; on a second connection without whatever a client must not require."""
+        """Return metadata over 2 MiB; on a second connection without whatever a client must not require."""
         data: dict[str, Value] = {
             "conformance_padding": "." * _PADDING_BYTES,
             "conformance_unknown": {"list": [1, 2.5, None, True], "array": np.arange(3)},
@@ -111,7 +110,7 @@ class Talk:
             data["features"] = sorted(self._options.features)
         if not self._reconnected:
             data |= {
-                "protocol_version": 1,
+                "protocol_version": PROTOCOL_VERSION,
                 "server": "plugrl-conformance",
                 "server_version": __version__,
                 "action_horizon": self._options.horizon,
@@ -120,22 +119,18 @@ class Talk:
         return data
 
     def exchange(self) -> None:
-        """Take an infer, answer it, take the feedback."""
+        """Receive an infer, answer it, receive the feedback."""
         self.infer()
         self.act()
         self._receive("feedback")
         self._exchanges += 1
 
     def infer(self) -> None:
-        """Take an infer and leave it unanswered."""
+        """Receive an infer and leave it unanswered."""
         self._receive("infer")
 
     def act(self, *, then_close: str | None = None) -> None:
-        """Answer the infer.
-
-        Args:
-            then_close: Close with this reason right after it.
-        """
+        """Answer the infer; close with the reason ``then_close``, if there is one, right after it."""
         options, envs = self._options, self._envs
         # Without the probe environment there may be a robot at the other end: zeros are the least surprising.
         action = probe_actions(envs, options.horizon, options.action_dim, options.action_dtype)
@@ -146,8 +141,7 @@ class Talk:
         self._digests.action(envs, action)
         self._checks.holding.update(envs)
         self._actions += 1
-        data: dict[str, Value] = {"env_ids": np.array(envs, np.int64), "action": action}
-        message = b"".join(encode({"message_type": "action", "data": data}))
+        message = b"".join(to_bytes(Action(np.array(envs, np.int64), action)))
         if then_close is not None:
             self.link.close(then_close, last=message)
             return

@@ -17,8 +17,8 @@ import numpy as np
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import connect
 
+from plugrl_bridges.conformance.client_server import GOING_AWAY, RESYNC, STOP
 from plugrl_bridges.errors import RemoteProtocolError
-from plugrl_bridges.wire.closing import GOING_AWAY, RESYNC, STOP
 from plugrl_bridges.wire.codec import decode, encode
 from plugrl_bridges.wire.messages import PROTOCOL_VERSION, Action, Feedback, Infer, Metadata, Observation, parse
 
