@@ -156,12 +156,12 @@ class EnvBatch(ABC):
         return batched
 
     @contextmanager
-    def blaming(self, what: str) -> Iterator[None]:
+    def blaming(self, what: str, row: int = -1) -> Iterator[None]:
         """Turn what is raised in here, over something that the envs returned, into an `EnvFailed`."""
         try:
             yield
         except Exception as exc:
-            raise self.failed(what, -1, exc) from exc
+            raise self.failed(what, row, exc) from exc
 
     def failed(self, what: str, row: int, exc: Exception) -> EnvFailed:
         """Return the error for what an env raised, to be raised from it; -1 is no row in particular."""

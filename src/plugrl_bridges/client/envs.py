@@ -55,25 +55,19 @@ class EnvList(EnvBatch):
 
     def reset(self, rows: Sequence[int], seeds: Seeds = None, options: Options = None) -> None:
         """Reset rows one by one."""
-        self._turn()
+        # In the other set of arrays: what is in this one may be on its way to the socket.
+        for target, source in zip(self._other, self.observations, strict=True):
+            np.copyto(target, source)
+        self.observations, self._other = self._other, self.observations
         for at, row in enumerate(rows):
             asked: dict[str, Any] = {}
             if seeds is not None and seeds[at] is not None:
                 asked["seed"] = seeds[at]
             if options is not None and (option := options[at]) is not None:
                 asked["options"] = dict(option)
-            try:
-                observation, info = self._envs[row].reset(**asked)
+            with self.blaming("reset", row):
+                observation, self.reset_infos[row] = self._envs[row].reset(**asked)
                 self.layout.store(self.observations, row, observation)
-            except Exception as exc:
-                raise self.failed("reset", row, exc) from exc
-            self.reset_infos[row] = info
-
-    def _turn(self) -> None:
-        """Go on in the other set of arrays: what is in this one may be on its way to the socket."""
-        for target, source in zip(self._other, self.observations, strict=True):
-            np.copyto(target, source)
-        self.observations, self._other = self._other, self.observations
 
     def step(self, actions: Array, rows: Sequence[int]) -> None:
         """Run one chunk, step by step and env by env."""

@@ -90,7 +90,13 @@ class VectorBatch(EnvBatch):
             columns = self._columns(observation)
             if self._chains is not None:
                 self._chains.reset(columns, rows)
-            self._replace(columns, rows)
+            if len(rows) < self.num_envs:
+                # In arrays of our own: the env's may change, and ours may be on their way out.
+                ours = [array.copy() for array in self.observations]
+                for target, source in zip(ours, columns, strict=True):
+                    target[list(rows)] = source[list(rows)]
+                columns = ours
+            self.observations = columns
             self.reset_infos.update((row, row_info(infos, row)) for row in rows)
 
     def _seeds(self, rows: Sequence[int], seeds: Seeds) -> int | list[int | None] | None:
@@ -120,16 +126,6 @@ class VectorBatch(EnvBatch):
         mask = np.zeros(self.num_envs, np.bool_)
         mask[list(rows)] = True
         return {**(asked or {}), "reset_mask": mask}
-
-    def _replace(self, columns: list[Array], rows: Sequence[int]) -> None:
-        """Take over the rows named, in arrays of our own: the env's may change, and ours may be on their way out."""
-        if len(rows) == self.num_envs:
-            self.observations = columns
-            return
-        picked = list(rows)
-        self.observations = [array.copy() for array in self.observations]
-        for target, source in zip(self.observations, columns, strict=True):
-            target[picked] = source[picked]
 
     def _columns(self, observation: Value) -> list[Array]:
         columns = []
