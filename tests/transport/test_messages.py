@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import websockets.sync.client
@@ -105,19 +105,17 @@ def test_our_server_and_the_librarys_client_echo_all_sizes(sizes: tuple[int, ...
 def test_fragments_and_text_of_the_librarys_ends_come_whole() -> None:
     listener = Listener("127.0.0.1", 0)
 
-    def ask() -> Any:
+    def ask() -> None:
         with websockets.sync.client.connect(f"ws://127.0.0.1:{listener.port}") as client:
             client.send([b"one ", b"two ", b"three"])
             client.send("text ✓")
             client.send(["te", "xt"])
-            return client.recv()
 
     task = Task(ask)
     server = serve_handshake(listener)
     assert [server.receive(20) for _ in range(3)] == [b"one two three", "text ✓", "text"]
-    server.send_text("back ✓")
     server.finish(20)
-    assert task.result() == "back ✓"
+    task.result()
     listener.close()
 
 

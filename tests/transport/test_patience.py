@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from plugrl_bridges.transport import patience as module
-from plugrl_bridges.transport.patience import LIMIT_S, Patience, usable_processors, yield_processor
+from plugrl_bridges.transport.patience import LIMIT_S, Patience, usable_processors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,7 +76,3 @@ def test_the_look_never_exceeds_its_limit() -> None:
     for _ in range(20):
         patience.learn(LIMIT_S)
     assert patience.budget_s() <= LIMIT_S
-
-
-def test_yielding_returns() -> None:
-    yield_processor()

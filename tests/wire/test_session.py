@@ -159,20 +159,6 @@ def test_garbage_and_text_frames_are_refused_in_every_state(
             assert caught.value.clause == clause
 
 
-def test_a_parser_of_the_same_meaning_can_be_given() -> None:
-    seen: list[object] = []
-
-    def parser(data: object) -> Message:
-        seen.append(data)
-        return EVERYTHING if len(seen) == 1 else action_for([0, 1])
-
-    client = ClientSession(parser=parser)
-    client.receive(b"one")
-    client.infer(infer(0, 1))
-    client.receive(b"two")
-    assert seen == [b"one", b"two"]
-
-
 def test_an_unencodable_message_changes_nothing() -> None:
     server, client = server_in(Due.METADATA), client_in(Due.INFER)
     with pytest.raises(EncodeError):

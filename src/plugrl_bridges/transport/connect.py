@@ -19,7 +19,7 @@ from plugrl_bridges import arguments
 from plugrl_bridges.errors import HandshakeError
 
 from .engine import CORE_LOGGER, State
-from .options import Waiter, check_dead_peer_timeout, set_options
+from .options import Waiter, set_options
 from .websocket import WebSocket
 
 __all__ = ["check_destination", "connect"]
@@ -40,7 +40,6 @@ def connect(
     ssl: ssl_module.SSLContext | None = None,
     timeout_s: float = 10.0,
     max_message_bytes: int = 1 << 30,
-    dead_peer_timeout_s: float | None = 60.0,
 ) -> WebSocket:
     """Open a client connection.
 
@@ -50,8 +49,6 @@ def connect(
         ssl: Client-side context for a ``wss`` URL; None verifies against the system's certificates.
         timeout_s: Seconds for everything; the system's name resolution alone is not bounded by it.
         max_message_bytes: The largest message accepted.
-        dead_peer_timeout_s: Seconds after which a peer that acknowledges nothing is lost; None leaves that to the
-            system. On Linux it also bounds how long a peer may leave its receive window full.
 
     Returns:
         A connection in state OPEN. Compression is never offered.
@@ -62,12 +59,11 @@ def connect(
     """
     uri = check_destination(url, api_key=api_key, ssl=ssl)
     arguments.whole("max_message_bytes", max_message_bytes, 1)
-    check_dead_peer_timeout(dead_peer_timeout_s)
     arguments.seconds("timeout_s", timeout_s)
     deadline = time.monotonic() + timeout_s
     sock = _dial(uri, url, deadline, timeout_s)
     try:
-        set_options(sock, dead_peer_timeout_s)
+        set_options(sock)
         if uri.secure:
             context = ssl if ssl is not None else ssl_module.create_default_context()
             sock = context.wrap_socket(sock, server_hostname=uri.host, do_handshake_on_connect=False)

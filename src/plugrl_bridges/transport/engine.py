@@ -259,11 +259,6 @@ class Engine:
         self._core.send_ping(str(self._ping_count).encode())
         self._follow_core()
 
-    def text(self, text: str) -> None:
-        """Queue a text message."""
-        self._core.send_text(text.encode())
-        self._follow_core()
-
     def close(self, code: int, reason: str) -> None:
         """Queue a close frame and go to CLOSING; code and reason must be legal and the state OPEN."""
         self._core.send_close(code, reason)

@@ -19,7 +19,7 @@ from websockets.server import ServerProtocol
 from plugrl_bridges import arguments
 
 from .engine import CORE_LOGGER
-from .options import check_dead_peer_timeout, format_address, set_options
+from .options import format_address, set_options
 from .websocket import WebSocket
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ __all__ = ["Listener"]
 logger = logging.getLogger(__name__)
 
 _ALL_IPV4 = "0.0.0.0"  # noqa: S104 - only for a caller who asks for it
+_BACKLOG = 128
+"""Connections that the system may hold before they are accepted."""
 _NOBODY = {errno.EAGAIN, errno.EWOULDBLOCK}
 _GONE_AGAIN = {errno.ECONNABORTED, errno.EPROTO, errno.EPERM}
 
@@ -48,9 +50,6 @@ class Listener:
         allowed_origins: Values of the ``Origin`` header that may pass. Browsers send one with every handshake, so by
             default no web page can reach this port.
         max_message_bytes: The largest message accepted on a connection.
-        backlog: Connections that the system may hold before they are accepted.
-        dead_peer_timeout_s: Seconds after which a peer that acknowledges nothing is lost; None leaves that to the
-            system. On Linux it also bounds how long a peer may leave its receive window full.
 
     Raises:
         OSError: The address cannot be bound; the text says what to do.
@@ -66,21 +65,17 @@ class Listener:
         ssl: ssl_module.SSLContext | None = None,
         allowed_origins: Sequence[str] = (),
         max_message_bytes: int = 1 << 30,
-        backlog: int = 128,
-        dead_peer_timeout_s: float | None = 60.0,
     ) -> None:
         arguments.whole("port", port, 0, 65535)
         arguments.api_key(api_key)
         arguments.whole("max_message_bytes", max_message_bytes, 1)
-        check_dead_peer_timeout(dead_peer_timeout_s)
         self._api_key = api_key
         self._ssl = ssl
         self._origins = frozenset(allowed_origins)
         self._max_bytes = max_message_bytes
-        self._dead_peer_timeout_s = dead_peer_timeout_s
         self.host = host
         """The host as it was given."""
-        self._sock = _bind(host, port, backlog)
+        self._sock = _bind(host, port)
         self.port: int = self._sock.getsockname()[1]
         """The port that is bound, also if 0 was asked for."""
 
@@ -107,7 +102,7 @@ class Listener:
                 return None
             address = format_address(name)
             try:
-                set_options(sock, self._dead_peer_timeout_s)
+                set_options(sock)
                 if self._ssl is not None:
                     sock = self._ssl.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             except OSError as exc:
@@ -141,7 +136,7 @@ class Listener:
         return None
 
 
-def _bind(host: str, port: int, backlog: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     """Return a bound, listening, non-blocking socket."""
     where = f"{host}:{port}" if host else f"port {port} of all addresses"
     try:
@@ -162,7 +157,7 @@ def _bind(host: str, port: int, backlog: int) -> socket.socket:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.setblocking(False)
         sock.bind(address)
-        sock.listen(backlog)
+        sock.listen(_BACKLOG)
     except OSError as exc:
         sock.close()
         hint = "choose another port, or port=0 for a free one"

@@ -10,13 +10,10 @@ import math
 import select
 import socket
 
-__all__ = [
-    "Waiter",
-    "check_dead_peer_timeout",
-    "format_address",
-    "set_options",
-]
+__all__ = ["Waiter", "format_address", "set_options"]
 
+_DEAD_PEER_S = 60
+"""A peer that acknowledges nothing for so long is lost; on Linux also one that leaves its receive window full."""
 _LONGEST_WAIT_S = 1e6
 
 
@@ -32,39 +29,22 @@ def format_address(name: object) -> str:
     return str(name) or "unix socket"
 
 
-def check_dead_peer_timeout(value_s: float | None) -> None:
-    """Check a ``dead_peer_timeout_s``.
-
-    Raises:
-        ValueError: It is neither None nor a finite number of at least one second.
-    """
-    if value_s is not None and not (math.isfinite(value_s) and value_s >= 1):
-        raise ValueError(f"dead_peer_timeout_s must be None or at least 1 second, not {value_s!r}")
-
-
-def set_options(sock: socket.socket, dead_peer_timeout_s: float | None) -> None:
+def set_options(sock: socket.socket) -> None:
     """Make a stream socket non-blocking, without Nagle's delay, and let it notice a peer that has vanished.
 
-    Args:
-        sock: A connected socket; options that it or the platform does not have are passed over.
-        dead_peer_timeout_s: Seconds after which a peer that acknowledges nothing is given up; None for the system's
-            own (hours). It also bounds, on Linux, how long a peer may leave its receive window full.
+    Options that the socket or the platform does not have are passed over.
     """
     sock.setblocking(False)
     # A small message behind another one waits 40 ms for an acknowledgement otherwise.
     _try_option(sock, socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if dead_peer_timeout_s is None:
-        return
-    seconds = max(1, int(dead_peer_timeout_s))
-    probe_s = max(1, seconds // 6)
     _try_option(sock, socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # Silence for half the time, then three probes in the other half. macOS calls the first of them TCP_KEEPALIVE.
     idle = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))
     for option, value in (
-        (idle, max(1, seconds // 2)),
-        (getattr(socket, "TCP_KEEPINTVL", None), probe_s),
+        (idle, _DEAD_PEER_S // 2),
+        (getattr(socket, "TCP_KEEPINTVL", None), _DEAD_PEER_S // 6),
         (getattr(socket, "TCP_KEEPCNT", None), 3),
-        (getattr(socket, "TCP_USER_TIMEOUT", None), seconds * 1000),
+        (getattr(socket, "TCP_USER_TIMEOUT", None), _DEAD_PEER_S * 1000),
     ):
         if option is not None:
             _try_option(sock, socket.IPPROTO_TCP, option, value)

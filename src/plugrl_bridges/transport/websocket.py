@@ -248,17 +248,6 @@ class WebSocket:
         if count < total:
             self._send_rest(buffers, count, timeout_s, stopping)
 
-    def send_text(self, text: str) -> None:
-        """Send a text message, as far as the socket takes it at once. PlugRL has none [1], tests have.
-
-        Raises:
-            ConnectionClosed: The connection is not open.
-        """
-        if self._engine.state is not State.OPEN:
-            raise self._engine.closed_error()
-        self._engine.text(text)
-        self._flush()
-
     def ping(self) -> None:
         """Send a ping; it counts in `pings_unanswered` until anything is received. Nothing is done unless open."""
         if self._engine.state is State.OPEN:

@@ -21,7 +21,7 @@ from plugrl_bridges.wire.messages import Action, Feedback, Infer, Message, Metad
 from plugrl_bridges.wire.reuse import ReuseRule, same_envs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from plugrl_bridges.wire.arrays import Array, Buffer
 
@@ -76,9 +76,9 @@ class _Session:
 
     role: Role
 
-    def __init__(self, *, parser: Callable[[Buffer | str], Message] | None = None) -> None:
+    def __init__(self) -> None:
         self.state = Due.METADATA
-        self._parse = LearnedParser() if parser is None else parser
+        self._parse = LearnedParser()
         self._encode = LearnedWriter()
         self._reuse = ReuseRule()
         self._asked: Infer | None = None
@@ -110,15 +110,12 @@ class ServerSession(_Session):
     """The training server's end of one connection.
 
     Call `open` for the first buffers to send, then `receive` for each message and `answer` for each infer.
-
-    Args:
-        parser: Replaces the parser, for tests; None takes one that learns this connection's layouts.
     """
 
     role = Role.SERVER
 
-    def __init__(self, *, parser: Callable[[Buffer | str], Message] | None = None) -> None:
-        super().__init__(parser=parser)
+    def __init__(self) -> None:
+        super().__init__()
         self._features: frozenset[str] = frozenset()
         self._introduced = False  # whether its first infer came
         self._digested = False  # whether this client has announced there that it sends digests
@@ -270,8 +267,8 @@ class ClientSession(_Session):
 
     role = Role.CLIENT
 
-    def __init__(self, *, parser: Callable[[Buffer | str], Message] | None = None) -> None:
-        super().__init__(parser=parser)
+    def __init__(self) -> None:
+        super().__init__()
         self.features: frozenset[str] = frozenset()
         self.metadata = Metadata({})
 
