@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import socket
 import threading
 from typing import TYPE_CHECKING, Any
@@ -160,15 +159,14 @@ def test_a_message_on_its_way_may_still_be_finished_after_a_stop() -> None:
 
     class Asked(Watch):
         @property
-        def stopping(self) -> bool:
+        def stopping_for_s(self) -> float:
             asked.set()
-            return super().stopping
+            return 0.0  # half a second is however long this machine needs
 
     watch = Asked()
     ours, peer = raw_end(server=False)
     with peer:
         line = KeptConnection(ours, watch, ping_interval=None, ping_timeout=None)
-        line._stop_heard_at = math.inf  # that half a second is however long this machine needs
         task = Task(lambda: line.send([bytes(1 << 22)]))
         assert peer.recv(1, socket.MSG_PEEK)
         asked.clear()

@@ -148,25 +148,22 @@ def build_batch(
         FactoryError: if it raises, returns no env, or returns a vector env of another size.
         SpaceError: if the spaces cannot travel.
     """
-    before_each()
-    first = _make(make_env, rank, 0)
-    made = [first]
+    made: list[Any] = []
     try:
-        if isinstance(first, gymnasium.vector.VectorEnv):
-            if num_envs is not None and num_envs != first.num_envs:
-                raise FactoryError(
-                    f"the factory returned a vector env of {first.num_envs} envs, but num_envs is {num_envs}"
-                )
-            return VectorBatch(first, verify=verify)
-        envs = [first]
-        for row in range(1, num_envs or 1):
+        while len(made) < (num_envs or 1):
             before_each()
-            env = _make(make_env, rank, row)
+            env = _make(make_env, rank, len(made))
             made.append(env)
-            if isinstance(env, gymnasium.vector.VectorEnv):
+            if not isinstance(env, gymnasium.vector.VectorEnv):
+                continue
+            if len(made) > 1:
                 raise FactoryError("the factory returned first an env, then a vector env")
-            envs.append(env)
-        return EnvList(envs, verify=verify)
+            if num_envs not in {None, env.num_envs}:
+                raise FactoryError(
+                    f"the factory returned a vector env of {env.num_envs} envs, but num_envs is {num_envs}"
+                )
+            return VectorBatch(env, verify=verify)
+        return EnvList(made, verify=verify)
     except BaseException:
         for env in made:
             env.close()

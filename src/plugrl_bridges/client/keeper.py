@@ -46,7 +46,6 @@ class KeptConnection:
         self._ping_interval = ping_interval
         self._silence_s = None if ping_interval is None or ping_timeout is None else ping_interval + ping_timeout
         self._lock = threading.Lock()
-        self._stop_heard_at: float | None = None
         self._heard_bytes = -1
         self._heard_at = self._pinged_at = time.monotonic()
         self._done = threading.Event()
@@ -87,16 +86,7 @@ class KeptConnection:
     def send(self, *messages: Sequence[Buffer]) -> None:
         """Send messages in one go. Once the client is to end, a server that does not read has half a second more."""
         with self._lock:
-            self._websocket.send(*messages, stopping=self._sent_enough)
-
-    def _sent_enough(self) -> bool:
-        """Return whether to give up a message that the server does not read."""
-        if not self._watch.stopping:
-            return False
-        now = time.monotonic()
-        if self._stop_heard_at is None:
-            self._stop_heard_at = now
-        return now - self._stop_heard_at >= _LAST_SEND_S
+            self._websocket.send(*messages, stopping=lambda: self._watch.stopping_for_s >= _LAST_SEND_S)
 
     def recycle(self) -> None:
         """Give back what `receive` returned."""

@@ -164,17 +164,22 @@ class Watch:
         self._progress = progress
         self._reported_at = -math.inf
         self._reported_steps = 0
-        self._stop = False
+        self._stopped_at = math.inf
 
     @property
     def stopping(self) -> bool:
         """Whether the client is to stop."""
-        return self._stop
+        return self._stopped_at < math.inf
+
+    @property
+    def stopping_for_s(self) -> float:
+        """Seconds since the client was to stop; below 0, if it is not."""
+        return time.monotonic() - self._stopped_at
 
     def stop(self) -> None:
         """Say that the client is to stop; from any thread or from a signal handler."""
-        # Only a flag: a lock or an event could be held by the very thread that a signal handler interrupts.
-        self._stop = True
+        # No lock, no event: one could be held by the very thread that a signal handler interrupts.
+        self._stopped_at = min(self._stopped_at, time.monotonic())
 
     def check(self) -> None:
         """Raise `Stopped` if the client is to stop."""
