@@ -23,7 +23,7 @@ def needed() -> bool:
 
 
 def install() -> None:
-    """Give RLinf's workers a CPU platform, if they have no other; idempotent.
+    """Set a CPU platform on RLinf's workers, if they have no other; idempotent.
 
     RLinf sets both attributes to None on the class *and* on the worker, right before it loads extensions. A data
     descriptor on the class goes before the worker's own attribute; one that was overwritten is put back here.

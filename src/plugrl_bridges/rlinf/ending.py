@@ -86,18 +86,14 @@ def _watch() -> None:
 
 
 def _key(prefix: str) -> bytes:
-    """Name a key of this run: driver and workers have the same job, and no other run has it."""
+    """Return a key of this run: driver and workers have the same job, and no other run has it."""
     import ray  # noqa: PLC0415 - only where Ray is
 
     return f"{prefix}{ray.get_runtime_context().get_job_id()}:".encode()
 
 
 def close_in_workers(group: Any) -> None:  # noqa: ANN401 - RLinf has no types
-    """Close the envs of RLinf's group of env workers, from the driver; bounded, and silent if Ray is gone already.
-
-    Args:
-        group: What ``EnvWorker.create_group(cfg).launch(...)`` returned.
-    """
+    """Close the envs of a launched group of env workers, from the driver; bounded, and silent if Ray is gone."""
     import ray  # noqa: PLC0415 - only the driver needs it here
     from ray.experimental import internal_kv  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Own the view that RLinf's EnvWorker has of remote environments. Translates, decides nothing that is not RLinf's.
+"""The view that RLinf's EnvWorker has of remote environments. Translates, decides nothing that is not RLinf's.
 
 ``server.lockstep`` steps; ``rlinf.chunk``, ``rlinf.observations`` and ``rlinf.episodes`` put what comes into RLinf's
 terms; ``rlinf.ending`` sees to the end of a run, since RLinf never closes an env. Needs RLinf and torch.
@@ -33,7 +33,7 @@ __all__ = ["PlugRLEnv"]
 
 
 class PlugRLEnv(Adapter):
-    """Present environments that run in env clients as an environment of RLinf.
+    """Environments that run in env clients as an environment of RLinf.
 
     RLinf makes it from ``env.train`` or ``env.eval`` with ``env_type: plugrl``, calls `reset` and `chunk_step`, and
     never closes it; ``docs/rlinf.md`` has the options. It listens at once, on ``port`` plus its own number, and waits
@@ -104,7 +104,7 @@ class PlugRLEnv(Adapter):
         return self._observations.of(self._current), {}
 
     def chunk_step(self, chunk_actions: Array | torch.Tensor) -> ChunkResult:
-        """Take a chunk of actions in every env.
+        """Run a chunk of actions in every env.
 
         An env whose episode ends waits for the rest of the chunk. With ``auto_reset`` its next episode begins at the
         chunk's end, without it at the next `reset`; until then it shows its terminal observation and pays nothing.
@@ -152,7 +152,7 @@ class PlugRLEnv(Adapter):
     # Inside -------------------------------------------------------------------------------------------------------
 
     def _meet_clients(self) -> Observations:
-        """Wait for the clients, and hold what they announce against the config."""
+        """Wait for the clients, and check what they announce against the config."""
         self._lockstep.connect()
         options = self.options
         observations = Observations(self._lockstep.observation_layout, options.names)
@@ -170,7 +170,7 @@ class PlugRLEnv(Adapter):
         return observations
 
     def _seeds(self) -> list[int] | None:
-        """Give the seeds of a reset: of the first one, and of each where the envs of a group must begin alike."""
+        """Return the seeds of a reset: of the first one, and of each where the envs of a group must begin alike."""
         options = self.options
         if options.seed is None or (self._resets and options.group_size == 1):
             return None
@@ -179,7 +179,7 @@ class PlugRLEnv(Adapter):
         return [first + env // options.group_size for env in range(self.num_envs)]
 
     def _actions(self, chunk_actions: Array | torch.Tensor) -> Array:
-        """Give ``[N, C, *shape]``, clipped to the action space."""
+        """Return ``[N, C, *shape]``, clipped to the action space."""
         if isinstance(chunk_actions, torch.Tensor):
             chunk_actions = chunk_actions.detach().cpu().numpy()
         actions = np.asarray(chunk_actions)
@@ -231,7 +231,7 @@ class PlugRLEnv(Adapter):
         self._ended.take(step, np.zeros_like(over), over)
 
     def _next_episodes(self) -> list[Array]:
-        """Begin the next episodes of those that ended, as far as the clients have not; give everyone's observations."""
+        """Begin the next episodes of those that ended, as far as clients have not; return everyone's observations."""
         if self.options.ignore_terminations and (self.options.group_size > 1 or not self._all_renewed):
             self._current = self._lockstep.reset(self._seeds()).observations
             self._resets += 1

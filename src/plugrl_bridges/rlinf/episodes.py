@@ -19,11 +19,7 @@ __all__ = ["EpisodeTally"]
 
 
 class EpisodeTally:
-    """Counts of the running episodes of all envs.
-
-    Args:
-        num_envs: How many.
-    """
+    """Counts of the running episodes of all envs."""
 
     def __init__(self, num_envs: int) -> None:
         self._returns = np.zeros(num_envs)
@@ -31,13 +27,9 @@ class EpisodeTally:
         self._success = np.zeros(num_envs, np.bool_)
 
     def add(self, rewards: Array, lengths: Array, infos: Sequence[Mapping[str, Any]], stepped: Array) -> None:
-        """Record one exchange.
+        """Record one exchange of the envs in the mask ``stepped``, whose infos are those of its last step.
 
-        Args:
-            rewards: ``[num_envs]``, summed over its steps.
-            lengths: int ``[num_envs]``: env steps that it took.
-            infos: One per env, of its last step.
-            stepped: bool ``[num_envs]``: envs that took part.
+        Arrays are ``[num_envs]``: rewards summed over the steps of the exchange, lengths in env steps.
         """
         self._returns[stepped] += rewards[stepped]
         self._lengths[stepped] += lengths[stepped]

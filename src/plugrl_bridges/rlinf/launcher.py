@@ -53,20 +53,14 @@ def main() -> None:
         logger.warning("interrupted: the clients were told that the run is over")
         raise SystemExit(_INTERRUPTED) from None
     finally:
-        _end_ray()
+        if "ray" in sys.modules:
+            sys.modules["ray"].shutdown()
         if own is not None:
             shutil.rmtree(own, ignore_errors=True)
 
 
 def train(config: DictConfig) -> None:
-    """Train as the config says, until it says that it is enough.
-
-    Args:
-        config: As RLinf's; `main` has Hydra compose it.
-
-    Raises:
-        ValueError: naming the option of an env that is out of its range or does not fit another.
-    """
+    """Train as RLinf's config says; a `ValueError` names the option of an env that does not fit."""
     # RLinf first imports what registers its models and losses; `register` then patches what is imported.
     from rlinf.config import validate_cfg  # noqa: PLC0415 - after the environment variables are set
     from rlinf.runners.embodied_runner import EmbodiedRunner  # noqa: PLC0415
@@ -118,13 +112,6 @@ def _own_ray() -> Path | None:
     folder = Path(tempfile.mkdtemp(prefix="plugrl-ray-"))
     os.environ[_RAY_FOLDER] = str(folder)
     return folder
-
-
-def _end_ray() -> None:
-    if "ray" in sys.modules:
-        import ray  # noqa: PLC0415 - it is there already
-
-        ray.shutdown()
 
 
 def _interrupted(_number: int, _frame: FrameType | None) -> NoReturn:

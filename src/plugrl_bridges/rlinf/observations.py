@@ -44,13 +44,11 @@ class Observations:
         texts = [leaf.name for leaf in layout.leaves if leaf.dtype.kind == "U"]
         states = [name for name in by_channel[Channel.STATES] if name not in texts]
         self._states = [self._numbers(name) for name in (states if names.states is None else names.states)]
-        main = names.main_image
         used = {names.wrist_image, *names.extra_view_images}
-        images = [name for name in by_channel[Channel.IMAGES] if name not in used]
-        if main is None and images:
-            if len(images) > 1:
-                raise SpaceError(f"observation.main_image: several images {images}: say which is the main one")
-            [main] = images
+        main = names.main_image
+        if main is None:
+            images = [name for name in by_channel[Channel.IMAGES] if name not in used]
+            main = _only(images, "observation.main_image: several images", "say which is the main one")
         self._main = None if main is None else self._image(main)
         self._wrist = None if names.wrist_image is None else self._image(names.wrist_image)
         self._extra = [self._image(name) for name in names.extra_view_images]
@@ -58,10 +56,8 @@ class Observations:
             raise SpaceError(f"observation.extra_view_images: {list(names.extra_view_images)} differ in their shapes")
         self._description = names.task_description
         task = names.task_text
-        if task is None and texts and self._description is None:
-            if len(texts) > 1:
-                raise SpaceError(f"observation.task_text: several texts {texts}: say which is the task's")
-            [task] = texts
+        if task is None and self._description is None:
+            task = _only(texts, "observation.task_text: several texts", "say which is the task's")
         self._task = None if task is None else self._text(task)
 
     @property
@@ -121,3 +117,10 @@ class Observations:
                 f"observation.{key}: the clients' observations have no {name!r}; they have {list(self._at)}"
             )
         return self._at[name]
+
+
+def _only(names: Sequence[str], several: str, advice: str) -> str | None:
+    """Return the only one of some entries, or None without any."""
+    if len(names) > 1:
+        raise SpaceError(f"{several} {names}: {advice}")
+    return names[0] if names else None

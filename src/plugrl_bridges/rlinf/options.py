@@ -54,16 +54,11 @@ class ObservationNames:
 
     @staticmethod
     def from_config(config: Mapping[str, Any]) -> ObservationNames:
-        """Check the map under ``observation``.
-
-        Raises:
-            ValueError: naming the key that is unknown or has a wrong value.
-        """
-        unknown = sorted(set(config) - set(ObservationNames.__dataclass_fields__))
+        """Check the map under ``observation``; a `ValueError` or `TypeError` names the key that is wrong."""
+        known = list(ObservationNames.__dataclass_fields__)
+        unknown = sorted(set(config).difference(known))
         if unknown:
-            raise ValueError(
-                f"observation: unknown keys {unknown}; known are {list(ObservationNames.__dataclass_fields__)}"
-            )
+            raise ValueError(f"observation: unknown keys {unknown}; known are {known}")
         states = config.get("states")
         return ObservationNames(
             states=None if states is None else _names("states", states),
@@ -109,13 +104,7 @@ class EnvOptions:
 
     @staticmethod
     def from_config(config: DictConfig, *, num_envs: int, index: int, instances: int) -> EnvOptions:
-        """Check one env's part of the config.
-
-        Args:
-            config: ``env.train`` or ``env.eval``; where it hangs in a whole config, its parts are held against others.
-            num_envs: Envs of this instance.
-            index: Number of this instance.
-            instances: How many there are.
+        """Check one env's part of the config; where it hangs in a whole one, its parts are held against others.
 
         Raises:
             ValueError: naming the option that is out of its range or does not fit another.
@@ -123,8 +112,7 @@ class EnvOptions:
         """
         _check_whole_config(config)
         chunk_mode = config.get("chunk_mode", "stepwise")
-        port = config.get("port", 8000)
-        whole("port", port, 0)
+        port = whole("port", config.get("port", 8000), 0)
         log = config.get("episode_log")
         given = {name: config[name] for name in _OF_THE_BRIDGE if name in config}
         bridge = BridgeOptions(
@@ -135,20 +123,17 @@ class EnvOptions:
             episode_log=None if log is None else _own_log(log, index, instances),
             **given,
         )
-        seed = config.get("seed")
-        whole_or_none("seed", seed, 0)
-        limit = config.get("max_episode_steps")
-        whole_or_none("max_episode_steps", limit, 1)
+        seed = whole_or_none("seed", config.get("seed"), 0)
+        limit = whole_or_none("max_episode_steps", config.get("max_episode_steps"), 1)
         ignoring = bool(config.get("ignore_terminations", False))
         if ignoring and limit is None:
             raise ValueError("ignore_terminations needs max_episode_steps: nothing else would end an episode")
-        if ignoring and chunk_mode == "remote" and limit % bridge.action_horizon:
+        if ignoring and chunk_mode == "remote" and limit is not None and limit % bridge.action_horizon:
             raise ValueError(
                 f"max_episode_steps {limit} must be a multiple of action_horizon {bridge.action_horizon} with "
                 "ignore_terminations and chunk_mode remote: an exchange cannot end in the middle"
             )
-        group_size = config.get("group_size", 1)
-        whole("group_size", group_size, 1)
+        group_size = whole("group_size", config.get("group_size", 1), 1)
         if num_envs % group_size:
             raise ValueError(f"group_size {group_size} does not divide the {num_envs} envs of an instance")
         return EnvOptions(
@@ -180,16 +165,18 @@ def check_config(config: DictConfig, *, instances: int, evaluates: bool) -> None
         TypeError: naming the option that has a wrong type.
     """
     taken: dict[str, range] = {}
-    for name in ("train", "eval") if evaluates else ("train",):
+    names = ("train", "eval") if evaluates else ("train",)
+    for name in names:
         node = config.env.get(name)
         if node is None or node.get("env_type") != "plugrl":
             continue
         num_envs = node.total_num_envs // instances
         for index in {0, instances - 1}:  # the last has the highest port
             EnvOptions.from_config(node, num_envs=num_envs, index=index, instances=instances)
-        if node.get("port", 8000):
-            taken[name] = range(node.get("port", 8000), node.get("port", 8000) + instances)
-    logs = [config.env[name].get("episode_log") for name in ("train", "eval") if evaluates and config.env.get(name)]
+        port = node.get("port", 8000)
+        if port:
+            taken[name] = range(port, port + instances)
+    logs = [config.env[name].get("episode_log") for name in names if config.env.get(name)]
     if len(logs) == 2 and logs[0] is not None and logs[0] == logs[1]:
         raise ValueError(f"env.train and env.eval both write to episode_log {logs[0]!r}: give each its own")
     if len(taken) == 2 and set(taken["train"]).intersection(taken["eval"]):
@@ -200,16 +187,15 @@ def check_config(config: DictConfig, *, instances: int, evaluates: bool) -> None
 
 
 def _check_whole_config(config: DictConfig) -> None:
-    """Hold the chunk mode against what the algorithm wants to be told."""
+    """Check the chunk mode against what the algorithm wants to be told."""
     mode = config.get("chunk_mode", "stepwise")
     if mode not in get_args(ChunkMode):
         raise ValueError(f"chunk_mode must be one of {list(get_args(ChunkMode))}, got {mode!r}")
-    root = _root(config)
-    chunks = OmegaConf.select(root, "actor.model.num_action_chunks")
-    reward_type = OmegaConf.select(root, "algorithm.reward_type")
     horizon = _horizon(config, mode)
     if mode == "stepwise":
         return
+    chunks = OmegaConf.select(_root(config), "actor.model.num_action_chunks")
+    reward_type = OmegaConf.select(_root(config), "algorithm.reward_type")
     if chunks is not None and chunks != horizon:
         raise ValueError(
             f"chunk_mode remote: action_horizon {horizon} must equal actor.model.num_action_chunks {chunks}"
@@ -230,10 +216,10 @@ def _horizon(config: DictConfig, mode: ChunkMode) -> int:
             raise ValueError("chunk_mode remote needs action_horizon, the actions of a chunk")
     if horizon is None:
         return 1
-    whole("action_horizon", horizon, 1)
-    if mode == "stepwise" and horizon != 1:
-        raise ValueError(f"chunk_mode stepwise sends one action at a time: action_horizon must be 1, got {horizon}")
-    return int(horizon)
+    checked = whole("action_horizon", horizon, 1)
+    if mode == "stepwise" and checked != 1:
+        raise ValueError(f"chunk_mode stepwise sends one action at a time: action_horizon must be 1, got {checked}")
+    return checked
 
 
 def _root(config: DictConfig) -> Any:  # noqa: ANN401 - as OmegaConf has it
@@ -248,9 +234,7 @@ def _own_log(path: str, index: int, instances: int) -> Path:
 
 
 def _names(key: str, value: Any) -> tuple[str, ...]:  # noqa: ANN401 - whatever the file says
-    if isinstance(value, str):
-        value = [value]
-    found = tuple(value)
+    found = (value,) if isinstance(value, str) else tuple(value)
     if not all(isinstance(name, str) for name in found) or len(set(found)) != len(found):
         raise ValueError(f"observation.{key} must be a list of different names, got {list(found)}")
     return found

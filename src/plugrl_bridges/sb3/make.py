@@ -71,8 +71,8 @@ def make_vec_env(  # noqa: PLR0917 - the order is that of SB3's own make_vec_env
         if value:
             raise ValueError(f"{name} cannot be honoured for remote environments: {_AT_THE_CLIENT[name]}")
     start_index = whole("start_index", start_index, 0)
-    made = env is None
     seed = whole_or_none("seed", seed, 0)
+    made = env is None
     if env is None:
         env = _make(vec_env_cls, n_envs, vec_env_kwargs)
     else:
@@ -80,10 +80,7 @@ def make_vec_env(  # noqa: PLR0917 - the order is that of SB3's own make_vec_env
     try:
         if seed is not None:
             env.seed(seed + start_index)
-        filename = None
-        if monitor_dir is not None:
-            Path(monitor_dir).mkdir(parents=True, exist_ok=True)
-            filename = str(Path(monitor_dir) / "monitor.csv")
+        filename = None if monitor_dir is None else str(Path(monitor_dir) / "monitor.csv")  # with its folder
         return VecMonitor(env, filename, **dict(monitor_kwargs or {}))
     except BaseException:
         if made:  # what the caller made is the caller's to close
