@@ -9,7 +9,7 @@ import pytest
 
 from plugrl_bridges.client.reconnect import Backoff, Ending, TextFrame, Then, ending_of
 from plugrl_bridges.client.record import Stopped
-from plugrl_bridges.errors import ConnectionClosed, DecodeError, EnvFailed, RemoteProtocolError
+from plugrl_bridges.errors import ConnectionClosed, DecodeError, EnvFailed, HandshakeError, RemoteProtocolError
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,10 @@ def test_meaning_of_a_close(code: int, reason: str, then: Then) -> None:
         (TextFrame("what?"), Ending(Then.RAISE, 1003, "[7.4] what?")),
         (RemoteProtocolError("what?", clause="4.2"), Ending(Then.RETRY, 1002, "[4.2] what?")),
         (DecodeError("what?"), Ending(Then.RETRY, 1002, "what?")),
+        (HandshakeError("no key", status=401), Ending(Then.RAISE)),
+        (HandshakeError("not yours", status=403), Ending(Then.RAISE)),
+        (HandshakeError("not ready", status=503), Ending(Then.RETRY)),
+        (HandshakeError("nobody there"), Ending(Then.RETRY)),
         (EnvFailed("env 0 failed"), Ending(Then.RAISE, 1011, "env failed")),
         (Stopped(), Ending(Then.RAISE, 1000, "")),
         (KeyError("ours"), Ending(Then.RAISE, 1000, "")),

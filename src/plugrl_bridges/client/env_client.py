@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import ssl as ssl_module
 import time
 from typing import TYPE_CHECKING
 
@@ -29,6 +28,7 @@ from plugrl_bridges.transport import check_destination, connect
 from plugrl_bridges.wire.session import ENV_SPEC, LATE_RESET, REUSE_FEEDBACK_OBS, SEEDED_RESET, STEP_DIGEST
 
 if TYPE_CHECKING:
+    import ssl as ssl_module
     from collections.abc import Callable
 
     from plugrl_bridges.client.batch import EnvBatch
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 _DIAL_TIMEOUT_S = 10.0
 _PAUSE_SLICE_S = 0.1
 _FEATURES: list[Value] = [REUSE_FEEDBACK_OBS, ENV_SPEC, SEEDED_RESET, LATE_RESET]
-_FATAL_STATUS = frozenset({401, 403})
 
 
 class EnvClient:
@@ -194,7 +193,9 @@ class EnvClient:
         """Connect and serve again and again; return the reason for the end."""
         spec = self._spec(batch)
         backoff = Backoff(
-            max_backoff_s=self._max_backoff, budget_s=self._connect_timeout, stable_s=max(5.0, self._max_backoff)
+            max_backoff_s=self._max_backoff,
+            budget_s=math.inf if self._connect_timeout is None else self._connect_timeout,
+            stable_s=max(5.0, self._max_backoff),
         )
         try:
             while True:
@@ -217,7 +218,7 @@ class EnvClient:
             websocket = connect(self.url, api_key=self._api_key, ssl=self._ssl, timeout_s=timeout_s)
         except HandshakeError as exc:
             backoff.spent(time.monotonic() - started_at)
-            if exc.status in _FATAL_STATUS or isinstance(exc.__cause__, ssl_module.SSLCertVerificationError):
+            if ending_of(exc).then is Then.RAISE:
                 raise
             return exc
         line = KeptConnection(

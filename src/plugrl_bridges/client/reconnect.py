@@ -8,9 +8,10 @@ from __future__ import annotations
 import enum
 import math
 import random
+import ssl
 from typing import NamedTuple
 
-from plugrl_bridges.errors import ConnectionClosed, EnvFailed, RemoteProtocolError
+from plugrl_bridges.errors import ConnectionClosed, EnvFailed, HandshakeError, RemoteProtocolError
 from plugrl_bridges.wire.closing import GOING_AWAY, INTERNAL_ERROR, STOP
 
 __all__ = ["Backoff", "Ending", "TextFrame", "Then", "ending_of"]
@@ -43,8 +44,12 @@ class Ending(NamedTuple):
 
 
 def ending_of(error: BaseException) -> Ending:
-    """Return what follows from the error that ended an exchange."""
+    """Return what follows from the error that kept a connection from opening, or that ended an exchange."""
     match error:
+        case HandshakeError(status=401 | 403) | HandshakeError(__cause__=ssl.SSLCertVerificationError()):
+            return Ending(Then.RAISE)
+        case HandshakeError():
+            return Ending(Then.RETRY)
         case ConnectionClosed(code=code, reason=reason) if (code, reason) == (GOING_AWAY, STOP):
             return Ending(Then.FINISH)
         case ConnectionClosed():
@@ -64,14 +69,14 @@ class Backoff:
 
     The wait doubles from try to try and is jittered, so that a thousand clients do not come back at the same moment. A
     connection starts the count anew only once it has held for ``stable_s``: a server that answers each connection with
-    a resync at once must not be stormed. After ``budget_s`` without a server it is time to give up; None is never.
+    a resync at once must not be stormed. After ``budget_s`` without a server it is time to give up.
     """
 
     def __init__(
         self,
         *,
         max_backoff_s: float = 5.0,
-        budget_s: float | None = None,
+        budget_s: float = math.inf,
         first_s: float = 0.2,
         stable_s: float = 5.0,
         rng: random.Random | None = None,
@@ -88,8 +93,8 @@ class Backoff:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds left of the budget; infinite if there is none."""
-        return math.inf if self._budget_s is None else max(0.0, self._budget_s - self.without_server_s)
+        """Seconds left of the budget."""
+        return max(0.0, self._budget_s - self.without_server_s)
 
     def next_wait_s(self) -> float | None:
         """Count one failed try; return the seconds to wait before the next, or None: the budget is used up."""
