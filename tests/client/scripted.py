@@ -87,6 +87,43 @@ class Peer:
         self.ws.socket.shutdown(2)
 
 
+def serve_steps(
+    count: int,
+    codes: list[int] | None = None,
+    started: threading.Event | None = None,
+    features: Sequence[str] = ALL_FEATURES,
+) -> Callable[[Peer], None]:
+    """Make a script that steps so often and then stops; or, given ``codes``, waits for the client's close."""
+
+    def script(peer: Peer) -> None:
+        peer.metadata(*features)
+        infer = peer.infer()
+        for _ in range(count):
+            _, infer = peer.zeros(infer)
+        if started is not None:
+            started.set()
+        if codes is None:
+            peer.stop()
+        else:
+            codes.append(peer.close_code())
+
+    return script
+
+
+def unanswered(codes: list[int], steps: int = 0) -> Callable[[Peer], None]:
+    """Make a script whose last action, after so many steps, is not fed back: the client closes with a code."""
+
+    def script(peer: Peer) -> None:
+        peer.metadata()
+        infer = peer.infer()
+        for _ in range(steps):
+            _, infer = peer.zeros(infer)
+        peer.act(infer, np.zeros((1, len(infer.env_indices), 1), np.float32))
+        codes.append(peer.close_code())
+
+    return script
+
+
 class Server:
     """Serve the k-th connection with the k-th script; one more than there are scripts is a failure."""
 

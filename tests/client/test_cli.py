@@ -23,12 +23,11 @@ from click.testing import CliRunner
 from plugrl_bridges.client.cli import _split, main, progress_text
 from plugrl_bridges.client.procs import ClientOptions, run_processes
 from plugrl_bridges.client.record import Progress
-from tests.client.scripted import ALL_FEATURES, WAIT_S, Peer, Server
+from tests.client.scripted import ALL_FEATURES, WAIT_S, Peer, Server, serve_steps, unanswered
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from plugrl_bridges.wire.codec import Value
 
 COMMAND = [sys.executable, "-m", "plugrl_bridges.client"]
 ENVS = """
@@ -71,24 +70,6 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 def last_line(text: str) -> str:
     return text.strip().splitlines()[-1]
-
-
-def serve_steps(count: int, codes: list[int] | None = None, started: threading.Event | None = None) -> Value:
-    """Make a script that steps so often and then stops; or, given ``codes``, waits for the client's close."""
-
-    def script(peer: Peer) -> None:
-        peer.metadata(*ALL_FEATURES)
-        infer = peer.infer()
-        for _ in range(count):
-            _, infer = peer.zeros(infer)
-        if started is not None:
-            started.set()
-        if codes is None:
-            peer.stop()
-        else:
-            codes.append(peer.close_code())
-
-    return script
 
 
 def test_stop_is_exit_0_with_a_summary(home: Path) -> None:
@@ -172,13 +153,7 @@ def test_signals_are_heard_before_there_is_a_connection(
 
 def test_a_crashing_env_is_one_line_and_a_traceback_in_the_log(home: Path) -> None:
     codes: list[int] = []
-
-    def script(peer: Peer) -> None:
-        peer.metadata()
-        peer.act(peer.infer(), np.zeros((1, 1, 1), np.float32))
-        codes.append(peer.close_code())
-
-    with Server(script) as server:
+    with Server(unanswered(codes)) as server:
         code, _, err = finish(start(home, "--env-factory", "cli_envs:make", "--url", server.url))
     assert (code, codes) == (1, [1011])
     assert last_line(err) == "plugrl-env-client: env 0 (Crashing) failed in step(): RuntimeError: the arm fell off"
@@ -202,17 +177,6 @@ def test_errors_are_one_clear_line(home: Path, arguments: list[str], line: str) 
     assert code == 1
     assert last_line(err).startswith(f"plugrl-env-client: {line}")
     assert "Traceback" not in err
-
-
-def test_a_text_frame_is_an_error(home: Path) -> None:
-    def script(peer: Peer) -> None:
-        peer.ws.send("hello")
-        peer.close_code()
-
-    with Server(script) as server:
-        code, _, err = finish(start(home, "--env-id", "Pendulum-v1", "--url", server.url))
-    assert code == 1
-    assert "text frame" in last_line(err)
 
 
 def test_processes_share_the_envs_with_ranks_and_seeds(home: Path) -> None:

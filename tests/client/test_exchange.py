@@ -13,7 +13,7 @@ from plugrl_bridges import __version__
 from plugrl_bridges.spaces import space_from_wire
 from plugrl_bridges.wire.info import episode_records, split_info
 from plugrl_bridges.wire.messages import ResetRequest
-from tests.client.scripted import ALL_FEATURES, CountEnv, Fleet, Peer, run
+from tests.client.scripted import ALL_FEATURES, CountEnv, Fleet, Peer, run, serve_steps
 
 if TYPE_CHECKING:
     from plugrl_bridges.wire.codec import Value
@@ -189,13 +189,7 @@ def test_a_chunk_ends_early_for_the_env_whose_episode_ends() -> None:
 
 def test_seeds_at_the_first_reset_only() -> None:
     fleet = Fleet(*[{"length": 1}] * 2)
-
-    def script(peer: Peer) -> None:
-        peer.metadata()
-        peer.zeros(peer.infer())
-        peer.stop()
-
-    run(fleet, script, num_envs=2, seed=100, rank=3)
+    run(fleet, serve_steps(1, features=()), num_envs=2, seed=100, rank=3)
     assert [value for env in fleet.envs for kind, value in env.calls if kind == "reset"] == [
         (106, None), (None, None), (107, None), (None, None)
     ]  # fmt: skip
@@ -320,12 +314,5 @@ def test_feedback_and_infer_leave_in_one_send(monkeypatch: pytest.MonkeyPatch) -
         send(self, *messages, **options)
 
     monkeypatch.setattr(WebSocket, "send", counting)
-
-    def script(peer: Peer) -> None:
-        peer.metadata()
-        _, infer = peer.zeros(peer.infer())
-        peer.zeros(infer)
-        peer.stop()
-
-    run(Fleet(), script)
+    run(Fleet(), serve_steps(2))
     assert counts == [1, 2, 2]

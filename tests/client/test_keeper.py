@@ -58,7 +58,8 @@ def test_a_ping_is_answered_while_an_env_steps() -> None:
         assert Running(EnvClient(lambda: env, url=server.url)).result().reconnects == 0
 
 
-def test_stop_closes_with_1000_while_an_env_steps() -> None:
+@pytest.mark.parametrize(("by", "reason"), [("client", "stopped"), ("server", "server stop")])
+def test_a_stop_of_either_side_while_an_env_steps_is_the_end(by: str, reason: str) -> None:
     env = Slow()
 
     def script(peer: Peer) -> None:
@@ -66,28 +67,16 @@ def test_stop_closes_with_1000_while_an_env_steps() -> None:
         _, infer = peer.zeros(peer.infer())
         peer.act(infer, np.zeros((1, 1, 1), np.float32))
         assert env.stepping.wait(WAIT_S)
-        client.stop()
-        assert peer.close_code() == 1000
+        if by == "client":
+            client.stop()
+            assert peer.close_code() == 1000
+        else:
+            peer.stop()
         env.go_on.set()
 
     with Server(script) as server:
         client = EnvClient(lambda: env, url=server.url)
-        assert Running(client).result().reason == "stopped"
-
-
-def test_server_stop_while_an_env_steps_is_the_end() -> None:
-    env = Slow()
-
-    def script(peer: Peer) -> None:
-        peer.metadata()
-        _, infer = peer.zeros(peer.infer())
-        peer.act(infer, np.zeros((1, 1, 1), np.float32))
-        assert env.stepping.wait(WAIT_S)
-        peer.stop()
-        env.go_on.set()
-
-    with Server(script) as server:
-        assert Running(EnvClient(lambda: env, url=server.url)).result().reason == "server stop"
+        assert Running(client).result().reason == reason
 
 
 @pytest.mark.parametrize("stepping", [True, False])

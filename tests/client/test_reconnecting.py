@@ -17,7 +17,18 @@ from plugrl_bridges.client import EnvClient, env_client
 from plugrl_bridges.errors import ConnectTimeout, EnvFailed, HandshakeError, RemoteProtocolError
 from plugrl_bridges.transport import connect
 from plugrl_bridges.wire.messages import Action
-from tests.client.scripted import ALL_FEATURES, WAIT_S, CountEnv, Fleet, Peer, Running, Server, run
+from tests.client.scripted import (
+    ALL_FEATURES,
+    WAIT_S,
+    CountEnv,
+    Fleet,
+    Peer,
+    Running,
+    Server,
+    run,
+    serve_steps,
+    unanswered,
+)
 
 if TYPE_CHECKING:
     from plugrl_bridges.transport import WebSocket
@@ -92,12 +103,7 @@ def test_a_wrong_action_is_answered_by_a_new_connection() -> None:
         peer.send(Action(np.array([0, 1]), np.zeros((1, 2, 1))))  # one env asked
         assert peer.close_code() == 1002
 
-    def second(peer: Peer) -> None:
-        peer.metadata()
-        peer.infer()
-        peer.stop()
-
-    assert run(Fleet(), first, second).reconnects == 1
+    assert run(Fleet(), first, serve_steps(0)).reconnects == 1
 
 
 def test_a_text_frame_is_fatal() -> None:
@@ -150,13 +156,7 @@ def test_a_server_that_comes_later_is_found() -> None:
     with Server() as server:
         port = server.port
     running = Running(EnvClient(Fleet(), url=f"ws://127.0.0.1:{port}", max_backoff=0.05))
-
-    def script(peer: Peer) -> None:
-        peer.metadata()
-        peer.infer()
-        peer.stop()
-
-    with Server(script, port=port):
+    with Server(serve_steps(0), port=port):
         assert running.result().reconnects == 0
 
 
@@ -216,10 +216,7 @@ def test_a_refusal_is_fatal_at_once(status: int) -> None:
 
 
 def test_the_api_key_is_sent() -> None:
-    def script(peer: Peer) -> None:
-        peer.stop()
-
-    with Server(script) as server:
+    with Server(Peer.stop) as server:
         Running(EnvClient(Fleet(), url=server.url, api_key="s3")).result()
         assert server.requests[0].headers["Authorization"] == "Api-Key s3"
 
@@ -228,13 +225,7 @@ def test_stop_ends_it_with_1000() -> None:
     waiting = threading.Event()
     codes: list[int] = []
 
-    def script(peer: Peer) -> None:
-        peer.metadata()
-        peer.infer()
-        waiting.set()
-        codes.append(peer.close_code())
-
-    with Server(script) as server:
+    with Server(serve_steps(0, codes, waiting)) as server:
         running = Running(EnvClient(Fleet(), url=server.url))
         assert waiting.wait(WAIT_S)
         running.client.stop()
@@ -295,15 +286,8 @@ class Crashing(CountEnv):
 
 def test_an_env_that_fails_ends_the_client(caplog: pytest.LogCaptureFixture) -> None:
     codes: list[int] = []
-
-    def script(peer: Peer) -> None:
-        peer.metadata()
-        _, infer = peer.zeros(peer.infer())
-        peer.act(infer, np.zeros((1, 2, 1), np.float32))
-        codes.append(peer.close_code())
-
     with pytest.raises(EnvFailed, match=r"^env 0 \(Crashing\) failed in step\(\): RuntimeError: the arm fell off$"):
-        run(Crashing, script, num_envs=2)
+        run(Crashing, unanswered(codes, steps=1), num_envs=2)
     assert codes == [1011]
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1
@@ -317,24 +301,18 @@ def test_an_observation_that_does_not_fit_is_the_envs_fault() -> None:
         def _observe(self) -> Value:
             return np.zeros(3 if self.t else 2, np.float32)
 
-    def script(peer: Peer) -> None:
-        peer.metadata()
-        peer.act(peer.infer(), np.zeros((1, 1, 1), np.float32))
-        assert peer.close_code() == 1011
-
+    codes: list[int] = []
     with pytest.raises(EnvFailed, match=r"SpaceError.*'obs'"):
-        run(Wrong, script)
+        run(Wrong, unanswered(codes))
+    assert codes == [1011]
 
 
 @pytest.mark.parametrize("info", [3, "text", {"is_success": [[1], 2]}])
 def test_an_info_that_cannot_be_read_is_the_envs_fault(info: Value) -> None:
-    def script(peer: Peer) -> None:
-        peer.metadata()
-        peer.act(peer.infer(), np.zeros((1, 1, 1), np.float32))
-        assert peer.close_code() == 1011
-
+    codes: list[int] = []
     with pytest.raises(EnvFailed, match=r"env CountEnv failed in step\(\): "):
-        run(Fleet({"length": 1, "info": [info]}), script)
+        run(Fleet({"length": 1, "info": [info]}), unanswered(codes))
+    assert codes == [1011]
 
 
 def test_every_env_is_closed() -> None:
@@ -345,10 +323,7 @@ def test_every_env_is_closed() -> None:
             closed.append(1)
             raise RuntimeError("cannot")
 
-    def script(peer: Peer) -> None:
-        peer.stop()
-
-    run(Closing, script, num_envs=3)
+    run(Closing, Peer.stop, num_envs=3)
     assert closed == [1, 1, 1]
 
 

@@ -6,6 +6,7 @@ import logging
 import socket
 import ssl
 import struct
+from typing import TYPE_CHECKING
 
 import pytest
 import trustme
@@ -28,6 +29,11 @@ from tests.transport.ends import (
 )
 from tests.transport.test_messages import ask_all, echo_all
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from plugrl_bridges.transport import WebSocket
+
 AUTHORITY = trustme.CA()
 
 
@@ -45,13 +51,18 @@ def client_ssl() -> ssl.SSLContext:
     return context
 
 
+@pytest.fixture
+def ends(server_ssl: ssl.SSLContext, client_ssl: ssl.SSLContext) -> Iterator[tuple[WebSocket, WebSocket]]:
+    with our_pair(ssl=server_ssl, client_ssl=client_ssl) as both:
+        yield both
+
+
 @pytest.mark.parametrize("asker", ["server", "client"])
-def test_our_two_ends_echo_all_sizes(asker: str, server_ssl: ssl.SSLContext, client_ssl: ssl.SSLContext) -> None:
-    with our_pair(ssl=server_ssl, client_ssl=client_ssl) as ends:
-        first, second = ends if asker == "server" else ends[::-1]
-        task = Task(lambda: echo_all(second))
-        ask_all(first, (*SIZES, 1 << 24))
-        task.result()
+def test_our_two_ends_echo_all_sizes(asker: str, ends: tuple[WebSocket, WebSocket]) -> None:
+    first, second = ends if asker == "server" else ends[::-1]
+    task = Task(lambda: echo_all(second))
+    ask_all(first, (*SIZES, 1 << 24))
+    task.result()
 
 
 def test_our_client_and_the_librarys_server(server_ssl: ssl.SSLContext, client_ssl: ssl.SSLContext) -> None:
@@ -87,46 +98,39 @@ def test_our_server_and_the_librarys_client(server_ssl: ssl.SSLContext, client_s
     listener.close()
 
 
-def test_two_big_senders_at_once_do_not_block_each_other(
-    server_ssl: ssl.SSLContext, client_ssl: ssl.SSLContext
-) -> None:
+def test_two_big_senders_at_once_do_not_block_each_other(ends: tuple[WebSocket, WebSocket]) -> None:
     big = payload(1 << 24)
-    with our_pair(ssl=server_ssl, client_ssl=client_ssl) as (server, client):
+    server, client = ends
 
-        def both_ways() -> bool:
-            server.send([big], timeout_s=60)
-            return take(server) == big
+    def both_ways() -> bool:
+        server.send([big], timeout_s=60)
+        return take(server) == big
 
-        task = Task(both_ways)
-        client.send([big], timeout_s=60)
-        assert take(client) == big
-        assert task.result()
+    task = Task(both_ways)
+    client.send([big], timeout_s=60)
+    assert take(client) == big
+    assert task.result()
 
 
-def test_messages_that_tls_holds_back_are_popped_without_new_bytes(
-    server_ssl: ssl.SSLContext, client_ssl: ssl.SSLContext
-) -> None:
-    with our_pair(ssl=server_ssl, client_ssl=client_ssl) as (server, client):
-        client.send(*([b"x" * 3000] for _ in range(60)))
-        client.close(1000, "done")
-        found: list[bytes | str] = []
-        while len(found) < 60:
-            found += drain(server)
-        assert found == [b"x" * 3000] * 60
-        pump_until(server, lambda: server.close_code == 1000)
+def test_messages_that_tls_holds_back_are_popped_without_new_bytes(ends: tuple[WebSocket, WebSocket]) -> None:
+    server, client = ends
+    client.send(*([b"x" * 3000] for _ in range(60)))
+    client.close(1000, "done")
+    found: list[bytes | str] = []
+    while len(found) < 60:
+        found += drain(server)
+    assert found == [b"x" * 3000] * 60
+    pump_until(server, lambda: server.close_code == 1000)
 
 
 @pytest.mark.parametrize("closer", ["server", "client"])
-def test_code_and_reason_reach_the_other_side(
-    closer: str, server_ssl: ssl.SSLContext, client_ssl: ssl.SSLContext
-) -> None:
-    with our_pair(ssl=server_ssl, client_ssl=client_ssl) as ends:
-        first, second = ends if closer == "server" else ends[::-1]
-        first.close(1001, "plugrl-server-stop")
-        with pytest.raises(ConnectionClosed, match=r"1001 'plugrl-server-stop'"):
-            second.receive(20)
-        both_finish(first, second)
-        assert first.close_code == 1001
+def test_code_and_reason_reach_the_other_side(closer: str, ends: tuple[WebSocket, WebSocket]) -> None:
+    first, second = ends if closer == "server" else ends[::-1]
+    first.close(1001, "plugrl-server-stop")
+    with pytest.raises(ConnectionClosed, match=r"1001 'plugrl-server-stop'"):
+        second.receive(20)
+    both_finish(first, second)
+    assert first.close_code == 1001
 
 
 def test_a_certificate_of_a_stranger_is_a_handshake_error(

@@ -18,11 +18,7 @@ _LONGEST_WAIT_S = 1e6
 
 
 def format_address(name: object) -> str:
-    """Return a socket name as ``host:port``, IPv6 hosts in brackets.
-
-    Args:
-        name: What ``getpeername`` or ``accept`` returned; of another family it is written as it is.
-    """
+    """Return a socket name as ``host:port``, IPv6 hosts in brackets; of another family as it is."""
     if isinstance(name, tuple) and len(name) >= 2:
         host, port = name[0], name[1]
         return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
@@ -80,22 +76,13 @@ class Waiter:
                 poller.register(fd, (select.POLLIN if index & 1 else 0) | (select.POLLOUT if index & 2 else 0))
 
     def readable(self, timeout_s: float | None) -> bool:
-        """Wait until the socket can be read, has ended or has failed.
-
-        Args:
-            timeout_s: Seconds; None for ever.
-        """
+        """Wait until the socket can be read, has ended or has failed; None waits for ever."""
         if self._polls is not None:
             return bool(self._polls[1].poll(_milliseconds(timeout_s)))
         return self.either(read=True, write=False, timeout_s=timeout_s)[0]
 
     def either(self, *, read: bool, write: bool, timeout_s: float | None) -> tuple[bool, bool]:
         """Wait until the socket can be read or written, whichever is asked for; at least one of them must be.
-
-        Args:
-            read: Wait for bytes to read.
-            write: Wait for room to write.
-            timeout_s: Seconds; None for ever.
 
         Returns:
             (readable, writable); an error makes true what was asked for, so that the next call meets it.

@@ -46,17 +46,9 @@ def _flat(parts: Sequence[Buffer]) -> tuple[list[Buffer], int]:
 
 
 def gather(messages: Sequence[Sequence[Buffer]]) -> tuple[list[Buffer], int]:
-    """Frame messages without masking them, as a server does.
+    """Frame messages as a server does, each a sequence of buffers; return what to send, and the number of its bytes.
 
-    Args:
-        messages: Each is a sequence of buffers that together are one binary payload.
-
-    Returns:
-        The buffers to send in order, and the number of their bytes. A small total comes as one buffer; big arrays
-        are not copied.
-
-    Raises:
-        TypeError: A part is no buffer, or is not C-contiguous.
+    A small total comes as one buffer; big arrays are not copied. A part that is no C-contiguous buffer is a TypeError.
     """
     buffers: list[Buffer] = []
     total = 0
@@ -84,17 +76,7 @@ class MaskedWriter:
         self._view = self._array.data
 
     def gather(self, messages: Sequence[Sequence[Buffer]]) -> tuple[list[Buffer], int]:
-        """Frame and mask messages.
-
-        Args:
-            messages: Each is a sequence of buffers that together are one binary payload.
-
-        Returns:
-            One buffer, valid until the next call, in a list; and the number of its bytes.
-
-        Raises:
-            TypeError: A part is no buffer, or is not C-contiguous.
-        """
+        """Frame and mask messages as the function `gather` does, into one buffer that is valid until the next call."""
         flats = [_flat(parts) for parts in messages]
         payload_bytes = 0
         for _, size in flats:

@@ -24,7 +24,7 @@ _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Stream:
-    """A byte stream that does not block; only `wait` waits.
+    """A byte stream that does not block; only `wait` waits. A connection that failed raises `OSError`.
 
     Args:
         sock: A connected, non-blocking socket, plain or TLS-wrapped (handshake not done); owned from here on.
@@ -67,34 +67,24 @@ class Stream:
         return not self.handshake_due
 
     def receive(self, space: memoryview) -> int:
-        """Receive into `space`; return the number of bytes, 0 at the end of the stream, -1 if there are none now.
-
-        Raises:
-            OSError: The connection failed.
-        """
+        """Receive into `space`; return the number of bytes, 0 at the end of the stream, -1 if there are none now."""
         try:
             return self._sock.recv_into(space)
         except _WOULD_BLOCK:
             return -1
 
     def may_hold_more(self, *, full: bool, enough: bool) -> bool:
-        """Return whether to receive again at once.
+        """Return whether to receive again at once, when the last call was `full` or the caller has `enough`.
 
-        Args:
-            full: Whether the last call filled its space. A plain socket that did not is empty; TLS gives one record
-                at a time.
-            enough: Whether the caller would rather stop; TLS may hold bytes that no selector sees, and goes on then.
+        A plain socket that did not fill its space is empty. TLS gives one record at a time, and may hold bytes that no
+        selector sees.
         """
         if self._tls is None:
             return full and not enough
         return not enough or bool(self._tls.pending())
 
     def send(self, buffers: Sequence[Buffer]) -> int:
-        """Send what the socket takes now of the buffers, in one call; return the number of bytes, 0 if it is full.
-
-        Raises:
-            OSError: The connection failed.
-        """
+        """Send what the socket takes now of the buffers, in one call; return the number of bytes, 0 if it is full."""
         try:
             if len(buffers) == 1:
                 return self._sock.send(buffers[0])
@@ -109,11 +99,7 @@ class Stream:
         return [b"".join(buffers)] if self._sendmsg is None and len(buffers) > 1 else buffers
 
     def end(self) -> None:
-        """Send the end of the stream; receiving goes on until the peer has ended it too.
-
-        Raises:
-            OSError: The connection failed.
-        """
+        """Send the end of the stream; receiving goes on until the peer has ended it too."""
         if self._tls is not None:
             # SSLWantReadError: the close_notify is sent, and its answer is not waited for.
             with contextlib.suppress(OSError):
