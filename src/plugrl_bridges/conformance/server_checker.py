@@ -25,7 +25,10 @@ from plugrl_bridges.conformance.server_talk import (
 from plugrl_bridges.wire.session import REUSE_FEEDBACK_OBS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
+
+    from plugrl_bridges.wire.codec import Value
+    from plugrl_bridges.wire.messages import Feedback, Infer
 
 __all__ = ["ENVS", "Phase", "ServerCheckOptions", "ServerChecker"]
 
@@ -155,8 +158,7 @@ class ServerChecker:
         """Feed back other envs than asked, and ask for some while others hold their chunk [4.3]."""
         word = self._wording
         with self._line() as line:
-            line.send(word.infer(ENVS))
-            line.action(ENVS, clause="5.2", what="an infer")
+            self._ask(line)
             try:
                 for fed_back, asks in (((1,), (1,)), ((2, 0), (0,)), ((1, 0), (2, 1, 0)), ((2,), (2,))):
                     line.send(word.feedback(fed_back), word.infer(asks))
@@ -173,22 +175,12 @@ class ServerChecker:
     def _errors(self) -> None:
         """Break the protocol in three ways [7.2]; each costs the connection, and nobody else."""
         word = self._wording
-
-        def without_indices(line: Line) -> None:
-            message = word.infer(ENVS).to_wire()
-            del message["env_indices"]
-            line.send(message)
-
-        def twice(line: Line) -> None:
-            line.send(word.infer(ENVS), word.infer(ENVS))
-
-        def unsplittable(line: Line) -> None:
-            self._ask(line, ENVS)
-            line.send(word.feedback(ENVS, info={"task": "pick"}), word.infer(ENVS))
-
-        self._refused("5.2", "an infer without env_indices", without_indices)
-        self._refused("4.2", "two infers in a row", twice, answers=1)
-        self._refused("5.4", "an info that cannot be split per env", unsplittable)
+        nameless = word.infer(ENVS).to_wire()
+        del nameless["env_indices"]
+        unsplittable = word.feedback(ENVS, info={"task": "pick"})
+        self._refused("5.2", "an infer without env_indices", nameless)
+        self._refused("4.2", "two infers in a row", word.infer(ENVS), word.infer(ENVS), answers=1)
+        self._refused("5.4", "an info that cannot be split per env", unsplittable, word.infer(ENVS), asked=True)
 
     def _scoping(self) -> None:
         """Let two connections use the same env indices at the same time [4.4]."""
@@ -223,8 +215,7 @@ class ServerChecker:
         with self._line() as line:
             if REUSE_FEEDBACK_OBS not in line.offer.features:
                 return
-            line.send(word.infer(ENVS))
-            line.action(ENVS, clause="5.2", what="an infer")
+            self._ask(line)
             for terminated, reuse, what in (
                 ((), (True, False, True), "an infer that reuses some observations"),
                 ((), (True, True, True), "an infer that reuses all observations"),
@@ -233,15 +224,9 @@ class ServerChecker:
                 line.send(word.feedback(ENVS, terminated=terminated), word.infer(ENVS, reuse=reuse))
                 line.action(ENVS, clause="10.1", what=what)
 
-        def after_the_end(line: Line) -> None:
-            self._ask(line, ENVS)
-            line.send(word.feedback(ENVS, terminated=(1,)), word.infer(ENVS, reuse=(False, True, False)))
-
-        def at_once(line: Line) -> None:
-            line.send(word.infer(ENVS, reuse=(True, False, False)))
-
-        self._refused("10.1", "a reuse after the end of an episode", after_the_end)
-        self._refused("10.1", "a reuse on a fresh connection", at_once)
+        ended, reuses = word.feedback(ENVS, terminated=(1,)), word.infer(ENVS, reuse=(False, True, False))
+        self._refused("10.1", "a reuse after the end of an episode", ended, reuses, asked=True)
+        self._refused("10.1", "a reuse on a fresh connection", word.infer(ENVS, reuse=(True, False, False)))
 
     def _until_stop(self) -> None:
         """Exchange until the server ends the run, which it must say [7.1]."""
@@ -264,22 +249,32 @@ class ServerChecker:
 
     # What phases share ------------------------------------------------------------------------------------------
 
-    def _ask(self, line: Line, envs: Sequence[int]) -> None:
-        line.send(self._wording.infer(envs))
-        line.action(envs, clause="5.2", what="an infer")
+    def _ask(self, line: Line) -> None:
+        line.send(self._wording.infer(ENVS))
+        line.action(ENVS, clause="5.2", what="an infer")
 
-    def _refused(self, clause: str, what: str, misbehave: Callable[[Line], None], *, answers: int = 0) -> None:
+    def _refused(
+        self,
+        clause: str,
+        what: str,
+        *messages: Infer | Feedback | dict[str, Value],
+        asked: bool = False,
+        answers: int = 0,
+    ) -> None:
         """Break the protocol on a connection of its own: it must be closed for a resync, and the server live on.
 
         Args:
             clause: What the checker breaks.
             what: How.
-            misbehave: Sends it.
+            messages: Break it.
+            asked: Whether they come after an infer that was answered.
             answers: Actions that may come before the close.
         """
         expected = f"{RESYNCED[0]} {RESYNCED[1]}"
         with self._line() as line:
-            misbehave(line)
+            if asked:
+                self._ask(line)
+            line.send(*messages)
             came = line.answers_until_close(answers + 1)
             ending, text = line.ending, line.ending_text
         if came is None:

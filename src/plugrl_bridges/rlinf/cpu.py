@@ -94,17 +94,6 @@ class CpuPlatform:
     memory_reserved = _returning(0)
 
     # Random numbers: checkpoints save and restore the device's state.
-    @staticmethod
-    def get_rng_state(_device: object = None) -> torch.Tensor:
-        """Return the CPU's state in place of the device's."""
-        return torch.get_rng_state()
-
-    @staticmethod
-    def set_rng_state(state: torch.Tensor, _device: object = None) -> None:
-        """Set the CPU's state in place of the device's."""
-        torch.set_rng_state(state)
-
-    @staticmethod
-    def manual_seed_all(seed: int) -> None:
-        """Seed the CPU in place of all devices."""
-        torch.manual_seed(seed)
+    get_rng_state = staticmethod(lambda _device=None: torch.get_rng_state())
+    set_rng_state = staticmethod(lambda state, _device=None: torch.set_rng_state(state))
+    manual_seed_all = staticmethod(torch.manual_seed)
