@@ -61,7 +61,7 @@ class Stalled(Exception):
 
 
 class Link:
-    """Speak with one client, from one thread.
+    """The connection with one client, for one thread.
 
     Args:
         connection: Open.
@@ -129,9 +129,7 @@ class Link:
     def close(self, reason: str, *, last: bytes | None = None) -> None:
         """Begin to close with 1001; return at once.
 
-        Args:
-            reason: Of the close frame.
-            last: Sent immediately before it, so that the client most likely reads both together.
+        ``last`` is sent immediately before the close frame, so that the client most likely reads both together.
         """
         self._close = (GOING_AWAY, reason)
         self._last = last
@@ -171,7 +169,7 @@ class Link:
 
 
 class Listener:
-    """Listen, and hand out connections in the order of their arrival; a context manager.
+    """A listener, which has connections in the order of their arrival; a context manager.
 
     Args:
         host: Address to listen on.

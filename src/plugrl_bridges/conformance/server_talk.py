@@ -106,7 +106,7 @@ class Wording:
 
 
 class Line:
-    """Open a connection and read the metadata; use it as a context manager, which closes it.
+    """One connection with a server that sent its metadata; a context manager, which closes it.
 
     Args:
         report: Takes the findings.
