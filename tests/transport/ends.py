@@ -125,6 +125,17 @@ def raw_end(*, server: bool, max_message_bytes: int = 1 << 30) -> tuple[WebSocke
     return WebSocket(ours, core, address="peer", max_message_bytes=max_message_bytes), theirs
 
 
+@contextmanager
+def raw_pair(*, server: bool) -> Iterator[tuple[WebSocket, socket.socket]]:
+    """Yield what `raw_end` returns, and end both."""
+    ours, peer = raw_end(server=server)
+    try:
+        with peer:
+            yield ours, peer
+    finally:
+        ours.abort()
+
+
 def frame(payload: bytes, *, masked: bool, opcode: int = 2, fin: bool = True, rsv: int = 0) -> bytes:
     """Build a frame by the book, byte by byte, independently of the code under test."""
     first = (0x80 if fin else 0) | rsv << 4 | opcode

@@ -17,6 +17,7 @@ from tests.transport.ends import (
     popped,
     pump_until,
     raw_end,
+    raw_pair,
     read_close,
     read_frame,
     take,
@@ -109,12 +110,10 @@ def test_a_new_message_inside_a_fragmented_one_is_1002(server: bool) -> None:
 
 
 def test_a_header_that_lies_about_its_length_takes_no_memory() -> None:
-    ours, peer = raw_end(server=True)
-    with peer:
+    with raw_pair(server=True) as (ours, peer):
         peer.sendall(struct.pack("!BBQ", 0x82, 0xFF, 1 << 30) + b"keyk" + b"x" * 100_000)
         pump_until(ours, lambda: ours.bytes_received > 100_000)
         assert len(ours._inbox.view) <= 4 * 100_000
-    ours.abort()
 
 
 @BOTH

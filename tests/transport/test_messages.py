@@ -27,6 +27,7 @@ from tests.transport.ends import (
     popped,
     pump_until,
     raw_end,
+    raw_pair,
     read_frame,
     serve_handshake,
     take,
@@ -252,8 +253,7 @@ def test_views_stay_intact_until_recycle_while_more_arrives(server: bool) -> Non
 
 
 def test_memory_is_used_again_after_recycle() -> None:
-    ours, peer = raw_end(server=True)
-    with peer:
+    with raw_pair(server=True) as (ours, peer):
         for _ in range(3):
             for size in (450_000, 450_000):
                 task = send_aside(peer, frame(payload(size), masked=True))
@@ -268,12 +268,10 @@ def test_memory_is_used_again_after_recycle() -> None:
             task.result()
             ours.recycle()
         assert ours._inbox.array is storage
-    ours.abort()
 
 
 def test_recycle_while_messages_are_queued_leaves_them_alone() -> None:
-    ours, peer = raw_end(server=True)
-    with peer:
+    with raw_pair(server=True) as (ours, peer):
         peer.sendall(frame(b"one", masked=True) + frame(b"two", masked=True))
         ours.pump()
         assert popped(ours) == b"one"
@@ -282,23 +280,19 @@ def test_recycle_while_messages_are_queued_leaves_them_alone() -> None:
         ours.pump()
         assert popped(ours) == b"two"
         assert popped(ours) == b"xxx"
-    ours.abort()
 
 
 def test_reading_stops_at_a_bounded_number_of_messages_and_goes_on_from_pop() -> None:
-    ours, peer = raw_end(server=True)
-    with peer:
+    with raw_pair(server=True) as (ours, peer):
         peer.sendall(frame(b"x", masked=True) * 100)
         ours.pump()
         ours.pump()
         assert len(ours._queue) == 16
         assert drain(ours) == [b"x"] * 100
-    ours.abort()
 
 
 def test_receive_waits_no_longer_than_its_timeout() -> None:
-    ours, peer = raw_end(server=True)
-    with peer:
+    with raw_pair(server=True) as (ours, peer):
         assert ours.receive(0) is None
         before = time.monotonic()
         assert ours.receive(0.05) is None
@@ -306,7 +300,6 @@ def test_receive_waits_no_longer_than_its_timeout() -> None:
         task = Task(lambda: take(ours, None))
         peer.sendall(frame(b"late", masked=True))
         assert task.result() == b"late"
-    ours.abort()
 
 
 @pytest.mark.parametrize("asker", ["server", "client"])
@@ -323,10 +316,8 @@ def test_everything_works_without_what_windows_lacks(asker: str, monkeypatch: py
         task = Task(lambda: echo_all(second))
         ask_all(first, (*SIZES, 1 << 24))
         task.result()
-    ours, peer = raw_end(server=True)
-    with peer:
+    with raw_pair(server=True) as (ours, _):
         assert ours.receive(0.01) is None
-    ours.abort()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from tests.transport.ends import (
     payload,
     pump_until,
     raw_end,
+    raw_pair,
     read_frame,
     take,
     wait_readable,
@@ -57,14 +58,12 @@ def test_any_contiguous_buffer_can_be_sent(server: bool, part: memoryview) -> No
 
 @BOTH
 def test_a_part_that_is_no_buffer_is_a_type_error_and_nothing_is_sent(server: bool) -> None:
-    ours, peer = raw_end(server=server)
-    with peer:
+    with raw_pair(server=server) as (ours, peer):
         for part in ("text", 1, np.arange(10)[::2].data):
             with pytest.raises(TypeError):
                 ours.send([b"good"], [part])  # type: ignore[list-item]
         ours.send([b"good"])
         assert read_frame(peer) == (0x82, b"good")
-    ours.abort()
 
 
 class CountingSocket:
@@ -149,8 +148,7 @@ def test_a_peer_that_closes_while_we_send_ends_the_send_with_its_reason() -> Non
 
 
 def test_pings_during_a_big_send_are_answered_after_it_not_inside_it() -> None:
-    ours, peer = raw_end(server=True)
-    with peer:
+    with raw_pair(server=True) as (ours, peer):
         peer.sendall(frame(b"are you there", masked=True, opcode=9))
         task = Task(lambda: ours.send([bytes(1 << 22)]))
         received = b""
@@ -160,7 +158,6 @@ def test_pings_during_a_big_send_are_answered_after_it_not_inside_it() -> None:
         ours.pump()
         received += peer.recv(100) if len(received) == 10 + (1 << 22) else b""
         assert received[10:] == bytes(1 << 22) + b"\x8a\x0dare you there"
-    ours.abort()
 
 
 class Stalls:
@@ -230,8 +227,7 @@ def test_pings_are_counted_until_something_comes_back() -> None:
 
 
 def test_a_control_frame_that_the_socket_did_not_take_goes_first_in_the_next_send() -> None:
-    ours, peer = raw_end(server=True)
-    with peer:
+    with raw_pair(server=True) as (ours, peer):
         peer.sendall(frame(b"?", masked=True, opcode=9))
         with suppress(BlockingIOError):
             while ours._stream._sock.send(bytes(1 << 16)):
@@ -245,12 +241,10 @@ def test_a_control_frame_that_the_socket_did_not_take_goes_first_in_the_next_sen
         task.result()
         assert tail.endswith(b"\x8a\x01?\x82\x04data")
         assert not ours.wants_write
-    ours.abort()
 
 
 def test_every_masked_frame_has_a_key_of_its_own() -> None:
-    ours, peer = raw_end(server=False)
-    with peer:
+    with raw_pair(server=False) as (ours, peer):
         for size in (4, 50_000):
             keys = set()
             for _ in range(20):
@@ -260,13 +254,11 @@ def test_every_masked_frame_has_a_key_of_its_own() -> None:
                     wire += peer.recv(1 << 17)
                 keys.add(wire[-4:] if size == 4 else wire[4:8])
             assert len(keys) == 20
-    ours.abort()
 
 
 @BOTH
 def test_bytes_are_counted_both_ways(server: bool) -> None:
-    ours, peer = raw_end(server=server)
-    with peer:
+    with raw_pair(server=server) as (ours, peer):
         peer.sendall(frame(b"12345", masked=server))
         ours.pump()
         ours.send([b"123"])
@@ -274,7 +266,6 @@ def test_bytes_are_counted_both_ways(server: bool) -> None:
         sent = len(peer.recv(1000))
         assert ours.bytes_received == len(frame(b"12345", masked=server))
         assert ours.bytes_sent == sent
-    ours.abort()
 
 
 def test_more_parts_than_the_system_takes_at_once_are_sent() -> None:
