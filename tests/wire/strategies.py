@@ -7,9 +7,20 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from plugrl_bridges.wire.messages import Action, Feedback, Infer, Metadata, Observation, ResetRequest
+from plugrl_bridges.wire.messages import Action, Feedback, Infer, Message, Metadata, Observation, ResetRequest, to_bytes
 
-__all__ = ["FEATURES", "action_for", "actions", "env_sets", "feedbacks", "ids", "infers", "metadata", "observation_of"]
+__all__ = [
+    "FEATURES",
+    "action_for",
+    "actions",
+    "env_sets",
+    "feedbacks",
+    "ids",
+    "infers",
+    "metadata",
+    "observation_of",
+    "sent",
+]
 
 FEATURES = ["reuse-feedback-obs", "env-spec", "seeded-reset"]
 
@@ -26,6 +37,10 @@ metadata = st.builds(
         },
     ),
 )
+
+
+def sent(message: Message) -> bytes:
+    return b"".join(to_bytes(message))
 
 
 def ids(names: list[int]) -> Any:

@@ -21,18 +21,13 @@ from plugrl_bridges.wire.messages import (
     ResetRequest,
     parse,
     parse_bytes,
-    to_bytes,
 )
-from tests.wire.strategies import actions, feedbacks, ids, infers, metadata
+from tests.wire.strategies import actions, feedbacks, ids, infers, metadata, sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 quick = settings(deadline=None, max_examples=100)
-
-
-def sent(message: Message) -> bytes:
-    return b"".join(to_bytes(message))
 
 
 def refused(wire: Any, clause: str, named: str | None = None) -> None:

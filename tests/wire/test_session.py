@@ -12,18 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from plugrl_bridges.errors import EncodeError, LocalProtocolError, RemoteProtocolError
 from plugrl_bridges.wire.codec import encode
-from plugrl_bridges.wire.messages import Action, Feedback, Infer, Message, Metadata, Observation, to_bytes
+from plugrl_bridges.wire.messages import Action, Feedback, Infer, Message, Metadata, Observation
 from plugrl_bridges.wire.session import TRANSITIONS, ClientSession, Due, Role, ServerSession
-from tests.wire.strategies import FEATURES, action_for, actions, feedbacks, ids, infers, metadata
+from tests.wire.strategies import FEATURES, action_for, actions, feedbacks, ids, infers, metadata, sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 EVERYTHING = Metadata({"features": FEATURES})
-
-
-def sent(message: Message) -> bytes:
-    return b"".join(to_bytes(message))
 
 
 def observation(n: int) -> Observation:
