@@ -5,13 +5,18 @@ The tests that need RLinf are left out, and said to be: it has a virtual environ
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
+from plugrl_bridges.server.options import BridgeOptions
+
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Callable
 
 RLINF = Path(__file__).parent / "rlinf"
 LEFT_OUT = find_spec("rlinf") is None
@@ -24,6 +29,16 @@ def pytest_configure() -> None:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+@pytest.fixture
+def timing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Change how often servers look, or for how long they are patient."""
+
+    def change(**seconds: float) -> None:
+        monkeypatch.setattr(BridgeOptions, "timing", dataclasses.replace(BridgeOptions.timing, **seconds))
+
+    return change
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -8,16 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from plugrl_bridges.sb3 import PlugRemoteVecEnv
-from plugrl_bridges.server import lifetime
 from tests.support import ClientThread, CountingEnv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-
-@pytest.fixture(autouse=True)
-def quick_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifetime, "_KEEPER_PERIOD_S", 0.01)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from plugrl_bridges.gym import AutoresetMode, PlugRLVectorEnv
-from plugrl_bridges.server import exchange, hub, lifetime
 from tests.support import ACTIONS, OBSERVATIONS, ClientThread, CountingEnv
 
 if TYPE_CHECKING:
@@ -23,13 +22,6 @@ if TYPE_CHECKING:
 
 MODES = list(AutoresetMode)
 SPACES: dict[str, Any] = {"observation_space": OBSERVATIONS, "action_space": ACTIONS}
-
-
-@pytest.fixture(autouse=True)
-def quick_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifetime, "_KEEPER_PERIOD_S", 0.01)
-    monkeypatch.setattr(hub, "_CHORES_PERIOD_S", 0.02)
-    monkeypatch.setattr(exchange, "_SLICE_S", 0.05)
 
 
 @pytest.fixture

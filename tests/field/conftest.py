@@ -1,5 +1,5 @@
 """Fixtures for the tests in this folder."""
 
-from tests.remote import make_env, quick_keeper, remote
+from tests.remote import make_env, remote
 
-__all__ = ["make_env", "quick_keeper", "remote"]
+__all__ = ["make_env", "remote"]

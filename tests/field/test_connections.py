@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from plugrl_bridges.errors import ClientLost, ConnectTimeout, EnvFailed, StepTimeout
-from plugrl_bridges.server import hub
 from tests.foreign_client import pack
 from tests.support import ACTIONS, ClientThread, CountingEnv, Proxy, Puppet, hub_of, peers, resync, wait_until
 from tests.transport.ends import Task, frame
@@ -185,18 +184,20 @@ def test_row_06_more_clients_than_slots_are_killed_and_new_ones_are_admitted(mak
 
 
 def test_row_07_a_peer_that_never_speaks(
-    remote: Remote, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    remote: Remote, timing: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "plugrl_bridges.server")
     env = remote()
     env.reset()
-    with monkeypatch.context() as patch, socket.create_connection(("127.0.0.1", env.port), 20) as mute:
-        patch.setattr(hub, "_HANDSHAKE_TIMEOUT_S", 0.1)
+    timing(handshake_timeout_s=0.1)
+    with socket.create_connection(("127.0.0.1", env.port), 20) as mute:
         mute.settimeout(20)
         with contextlib.suppress(ConnectionError):
             assert mute.recv(1) == b""
-    monkeypatch.setattr(hub, "_FIRST_MESSAGE_TIMEOUT_S", 0.1)
-    assert Puppet(env.url).close_seen() == (None, "")
+    timing(handshake_timeout_s=10.0)
+    puppet = Puppet(env.url)
+    timing(first_message_timeout_s=0.0)
+    assert puppet.close_seen() == (None, "")
     assert act(env)[1].tolist() == [1]
     assert caplog.text.count("connected: ") == 1
 

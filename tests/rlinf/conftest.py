@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from omegaconf import OmegaConf
 
-from plugrl_bridges.server import lifetime
 from tests.rlinf.ports import first_free_port
 from tests.support import ClientThread, CountingEnv
 
@@ -25,11 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 register()
-
-
-@pytest.fixture(autouse=True)
-def quick_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifetime, "_KEEPER_PERIOD_S", 0.01)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from plugrl_bridges.server import exchange, hub, lifetime
 from tests.support import bridge
 
 if TYPE_CHECKING:
@@ -17,11 +16,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def quick_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the keeper look after clients more often, since these tests wait for it all the time."""
-    monkeypatch.setattr(lifetime, "_KEEPER_PERIOD_S", 0.01)
-    monkeypatch.setattr(hub, "_CHORES_PERIOD_S", 0.02)
-    monkeypatch.setattr(exchange, "_SLICE_S", 0.05)
+def quick(timing: Callable[..., None]) -> None:
+    """Have servers look more often, since these tests wait for it all the time."""
+    timing(keeper_period_s=0.01, chores_period_s=0.02, slice_s=0.05)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ import trustme
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from plugrl_bridges.server import hub, lifetime
+from plugrl_bridges.server import lifetime
 from plugrl_bridges.server.lockstep import Lockstep
 from plugrl_bridges.server.options import BridgeOptions
 from tests.support import RESYNC, STOP, Proxy, Puppet, bridge, peers, wait_for_log, wait_until
@@ -112,9 +112,9 @@ def test_connected_is_logged_only_after_a_valid_first_message(
 
 @pytest.mark.parametrize("said", [b"", HEAD[:40]], ids=["nothing", "half a request"])
 def test_a_peer_that_never_finishes_its_handshake_is_dropped(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, said: bytes
+    run: Run, timing: Callable[..., None], caplog: pytest.LogCaptureFixture, said: bytes
 ) -> None:
-    monkeypatch.setattr(hub, "_HANDSHAKE_TIMEOUT_S", 0.2)
+    timing(handshake_timeout_s=0.2)
     with dial(run.env) as sock:
         sock.sendall(said)
         assert ended(sock)
@@ -123,10 +123,10 @@ def test_a_peer_that_never_finishes_its_handshake_is_dropped(
 
 
 def test_a_peer_that_never_speaks_is_dropped(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run: Run, timing: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hub, "_FIRST_MESSAGE_TIMEOUT_S", 0.2)
     puppet = Puppet(run.env.url)
+    timing(first_message_timeout_s=0.0)
     assert puppet.close_seen() == (None, "")
     assert f"{puppet.address} did not send its first infer in time" in caplog.text
     run.step()
@@ -405,7 +405,7 @@ def test_without_descriptors_for_newcomers_the_run_goes_on_and_they_are_taken_la
     monkeypatch.setattr(hub_of._listener, "accept", no_descriptors)
     with dial(run.env) as sock:
         wait_until(lambda: len(calls) >= 3)
-        assert calls[2] - calls[0] > hub._CHORES_PERIOD_S  # not in a busy loop
+        assert calls[2] - calls[0] > BridgeOptions.timing.chores_period_s  # not in a busy loop
         run.step()
         monkeypatch.setattr(hub_of._listener, "accept", accept)
         sock.sendall(HEAD)

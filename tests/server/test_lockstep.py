@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +17,6 @@ from plugrl_bridges.errors import (
     SpaceError,
     StepTimeout,
 )
-from plugrl_bridges.server import exchange
 from plugrl_bridges.server.episodes import EpisodeLog
 from tests.support import RESYNC, STOP, Puppet, knows_reset, observe, peers, wait_for_log, wait_until
 from tests.transport.ends import Task
@@ -79,17 +80,6 @@ def test_too_few_clients_in_time_are_a_connect_timeout_that_says_how_to_start_on
         f"plugrl-env-client --env-id <id> --num-envs 3 --url {env.url}",
     ):
         assert part in str(raised.value)
-
-
-def test_a_wait_for_clients_is_a_warning_repeated_at_growing_intervals(
-    make_bridge: MakeBridge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(exchange, "_FIRST_REPORT_S", 0.1)
-    env = make_bridge(num_envs=1, connect_timeout=1.0)
-    with pytest.raises(ConnectTimeout):
-        env.connect()
-    # At 0.1, 0.2, 0.4 and 0.8 s; a machine that stands still meanwhile may pass over some, and none comes twice.
-    assert 2 <= caplog.text.count("waiting for env clients at") <= 4
 
 
 def test_a_client_whose_spaces_do_not_fit_is_an_error_while_slots_are_open(make_bridge: MakeBridge) -> None:
@@ -497,9 +487,9 @@ def test_an_episode_log_that_cannot_be_written_is_raised_and_poisons(
 
 
 def test_a_long_step_is_a_warning_that_says_who_is_missing(
-    make_bridge: MakeBridge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_bridge: MakeBridge, timing: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(exchange, "_FIRST_REPORT_S", 0.1)
+    timing(first_report_s=0.1)
     env = make_bridge(num_envs=2)
     slow, quick = Puppet(env.url, (1,)).infer(env_spec={"rank": 0}), Puppet(env.url, (2,)).infer(env_spec={"rank": 1})
     env.reset()
@@ -541,16 +531,19 @@ def test_close_in_the_middle_of_a_step_of_another_thread_is_heard_on_both_sides(
         task.result()
 
 
-def test_close_while_another_thread_waits_for_clients(
-    make_bridge: MakeBridge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_wait_for_clients_is_told_at_growing_intervals_and_ended_by_close(
+    make_bridge: MakeBridge, timing: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(exchange, "_FIRST_REPORT_S", 0.05)
+    timing(first_report_s=0.01)
     env = make_bridge(num_envs=1, connect_timeout=None)
+    started = time.monotonic()
     task = Task(env.connect)
-    wait_for_log(caplog, "waiting for env clients")
+    wait_until(lambda: caplog.text.count("waiting for env clients at") >= 4)
     env.close()
     with pytest.raises(EnvPoisoned, match="closed"):
         task.result()
+    # One report at 0.01, 0.02, 0.04 s and so on.
+    assert caplog.text.count("waiting for env clients at") <= 2 + math.log2((time.monotonic() - started) / 0.01)
 
 
 def test_close_inside_a_wait_of_the_same_thread_ends_it(

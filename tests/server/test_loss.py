@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from plugrl_bridges.errors import ClientLost, EnvPoisoned, StepTimeout
-from plugrl_bridges.server import lockstep
 from plugrl_bridges.server.result import infos_of
 from tests.support import RESYNC, STOP, Puppet, knows_reset, peers, wait_for_log, wait_until
 from tests.transport.ends import Task
@@ -308,9 +307,9 @@ def test_during_a_reset_without_a_seed_the_replacement_is_as_it_came(make_bridge
 
 
 def test_clients_that_come_and_go_do_not_keep_up_a_reset_for_ever(
-    make_bridge: MakeBridge, monkeypatch: pytest.MonkeyPatch
+    make_bridge: MakeBridge, timing: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(lockstep, "_RESET_PATIENCE", 0.0)
+    timing(reset_patience=0.0)
     env = make_bridge(num_envs=1)
     puppet = Puppet(env.url, (1,)).infer(env_spec=knows_reset())
     task = Task(lambda: env.reset([5]))

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from plugrl_bridges.errors import ConnectTimeout, EnvPoisoned
-from plugrl_bridges.server import policy_server
 from plugrl_bridges.server.policy_server import Ending, PolicyServer
 from tests.foreign_client import unpack
 from tests.support import ACTIONS, OBSERVATIONS, PATIENCE_S, RESYNC, STOP, ClientThread, CountingEnv, DictEnv, Puppet
@@ -290,9 +289,9 @@ def test_feedback_has_a_time_limit(serve: Callable[..., Running], connect: Calla
 
 
 def test_gives_up_without_clients(
-    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    serve: Callable[..., Running], timing: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(policy_server, "_FIRST_REPORT_S", 0.05)
+    timing(first_report_s=0.05)
     running = serve(connect_timeout=1.0)
     with pytest.raises(ConnectTimeout, match=r"gave up waiting .* plugrl-env-client"):
         running.join()

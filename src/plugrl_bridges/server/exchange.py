@@ -8,6 +8,7 @@ says who is missing if one has not. What an exchange is for (a step or a reset) 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +39,7 @@ __all__ = ["Exchange"]
 logger = logging.getLogger(__name__)
 
 _FAST_LANE_S = 0.05  # how long one connection alone is listened to before the others get a look
-_SLICE_S = 0.5
 _COPY_BELOW_BYTES = 1 << 16
-_FIRST_REPORT_S = 5.0
 
 # Looked up once: `Seat.note` would be one more call for every message of a step.
 _AFTER_STEP, _AFTER_RESET = AFTER[Event.STEP], AFTER[Event.RESET]
@@ -185,9 +184,9 @@ class Exchange:
             RaggedClientError: if a client cannot be served in lockstep.
             UnverifiedClientError: with ``verify=True``, for a client that sends no digests.
         """
-        limit = self._options.connect_timeout
+        limit, timing = self._options.connect_timeout, self._options.timing
         started = time.monotonic()
-        next_report = _FIRST_REPORT_S
+        next_report = timing.first_report_s
         while not self.roster.filled:
             self._check_open()
             elapsed = time.monotonic() - started
@@ -198,7 +197,7 @@ class Exchange:
             if elapsed >= next_report:
                 logger.warning("%s", self.roster.waiting_text(self.hub.url, elapsed))
                 next_report *= 2
-            self.hub.poll(min(_SLICE_S, next_report - elapsed, _SLICE_S if limit is None else limit - elapsed))
+            self.hub.poll(min(timing.slice_s, next_report - elapsed, math.inf if limit is None else limit - elapsed))
         self.terms = known(self.roster.terms)
 
     # One exchange -----------------------------------------------------------------------------------------------
@@ -311,7 +310,8 @@ class Exchange:
                 self.roster.sitting[0].peer, min(_FAST_LANE_S, timeout_s)
             ):
                 break
-        next_report = _FIRST_REPORT_S
+        timing = self._options.timing
+        next_report = timing.first_report_s
         while self._pending or (self.roster.losses and self.roster.vacancies()):
             self._check_failure()
             now = time.monotonic()
@@ -330,7 +330,7 @@ class Exchange:
             if elapsed >= next_report:
                 logger.warning("%s", self.roster.still_waiting_text(self.hub.url, elapsed))
                 next_report *= 2
-            self.hub.poll(max(0.0, min(_SLICE_S, limit - now, entered + next_report - now)))
+            self.hub.poll(max(0.0, min(timing.slice_s, limit - now, entered + next_report - now)))
         self._check_failure()
 
     def _check_open(self) -> None:

@@ -36,10 +36,7 @@ __all__ = ["Hub", "HubConsumer", "Peer"]
 
 logger = logging.getLogger(__name__)
 
-_HANDSHAKE_TIMEOUT_S = 10.0
-_FIRST_MESSAGE_TIMEOUT_S = 60.0  # a client may build its simulators after it connected
 _CLOSE_TIMEOUT_S = 2.0
-_CHORES_PERIOD_S = 0.2
 
 
 @dataclass(eq=False)
@@ -139,7 +136,7 @@ class Hub:
                 "listening on %s, beyond this machine, without an api_key: anybody who reaches it can take a slot",
                 self.url,
             )
-        self._life_line = LifeLine(self, f"plugrl-keeper-{self.port}")
+        self._life_line = LifeLine(self, f"plugrl-keeper-{self.port}", options.timing.keeper_period_s)
 
     # The trainer's side -----------------------------------------------------------------------------------------
 
@@ -172,7 +169,7 @@ class Hub:
                 self._service(peer)
         now = time.monotonic()
         if now >= self._chores_at:
-            self._chores_at = now + _CHORES_PERIOD_S
+            self._chores_at = now + self._options.timing.chores_period_s
             self._chores(now)
         return bool(ready)
 
@@ -403,9 +400,9 @@ class Hub:
             if peer.ended_at is not None:
                 overdue, limit = now - peer.ended_at > _CLOSE_TIMEOUT_S, "its close frame"
             elif not peer.greeted:
-                overdue, limit = now - peer.since > _HANDSHAKE_TIMEOUT_S, "its handshake"
+                overdue, limit = now - peer.since > self._options.timing.handshake_timeout_s, "its handshake"
             elif not peer.spoke:
-                overdue, limit = now - peer.since > _FIRST_MESSAGE_TIMEOUT_S, "its first infer"
+                overdue, limit = now - peer.since > self._options.timing.first_message_timeout_s, "its first infer"
             else:
                 overdue, limit = self._ping(peer, now), "an answer to a ping"
             if overdue:

@@ -19,7 +19,6 @@ __all__ = ["LifeLine"]
 
 logger = logging.getLogger(__name__)
 
-_KEEPER_PERIOD_S = 0.1
 _KEEPER_ROUNDS = 16  # then the trainer gets the lock, however much the clients have to say
 
 
@@ -43,12 +42,13 @@ class LifeLine:
     Args:
         hub: Is polled by the keeper thread, closed at exit, abandoned in a forked process.
         name: Of the keeper thread.
+        period_s: How often it looks.
     """
 
-    def __init__(self, hub: _Hub, name: str) -> None:
+    def __init__(self, hub: _Hub, name: str, period_s: float) -> None:
         ref = weakref.ref(hub)
         self._done = threading.Event()
-        self._keeper = threading.Thread(target=_keep, args=(ref, self._done), name=name, daemon=True)
+        self._keeper = threading.Thread(target=_keep, args=(ref, self._done, period_s), name=name, daemon=True)
         self._keeper.start()
         self._unregister_exit = _close_at_exit(ref)
         _HUBS.add(hub)
@@ -68,13 +68,13 @@ class LifeLine:
             self._keeper.join(timeout=timeout_s)
 
 
-def _keep(ref: Callable[[], _Hub | None], done: threading.Event) -> None:
+def _keep(ref: Callable[[], _Hub | None], done: threading.Event, period_s: float) -> None:
     """Look after the connections while the trainer does not; holds no hub alive."""
-    while not done.wait(_KEEPER_PERIOD_S):
+    while not done.wait(period_s):
         hub = ref()
         if hub is None:
             return
-        if hub.lock.acquire(timeout=_KEEPER_PERIOD_S):
+        if hub.lock.acquire(timeout=period_s):
             try:
                 for _ in range(_KEEPER_ROUNDS):
                     if done.is_set() or not hub.poll(0.0):

@@ -39,8 +39,6 @@ __all__ = ["FEATURES", "Lockstep"]
 
 T = TypeVar("T")
 
-_RESET_PATIENCE = 3.0  # times the timeout: clients that come and go during a reset do not keep it up for ever
-
 FEATURES = (REUSE_FEEDBACK_OBS, ENV_SPEC, SEEDED_RESET, LATE_RESET)
 """Optional features that the bridge offers [10]; with the option ``verify``, step-digest too."""
 
@@ -350,7 +348,7 @@ class Lockstep:
         if not self._ever_reset:  # a simulator's first reset may take as long as its start
             limit = self.options.connect_timeout
             timeout_s = max(timeout_s, math.inf if limit is None else limit)
-        give_up_at = time.monotonic() + _RESET_PATIENCE * timeout_s
+        give_up_at = time.monotonic() + self.options.timing.reset_patience * timeout_s
         asked: set[int] = set()
         going_on: set[int] = set()
 

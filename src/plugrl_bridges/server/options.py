@@ -16,7 +16,7 @@ import ssl as ssl_module
 import textwrap
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypedDict, TypeVar
 
 from gymnasium import spaces
 
@@ -30,6 +30,7 @@ __all__ = [
     "BridgeOptions",
     "ListenOptions",
     "OnClientLoss",
+    "Timing",
     "TrainerOptions",
     "VecEnvOptions",
     "VectorOptions",
@@ -90,6 +91,19 @@ class VecEnvOptions(VectorOptions, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Timing:
+    """How often a server looks, and for how long it is patient, in seconds: internal, and the same for all servers."""
+
+    keeper_period_s: float = 0.1
+    chores_period_s: float = 0.2
+    slice_s: float = 0.5
+    first_report_s: float = 5.0
+    handshake_timeout_s: float = 10.0
+    first_message_timeout_s: float = 60.0  # a client may build its simulators after it connected
+    reset_patience: float = 3.0  # times the timeout: clients that come and go do not keep up a reset for ever
+
+
+@dataclass(frozen=True, kw_only=True)
 class BridgeOptions:
     """Checked options of a bridge.
 
@@ -122,6 +136,8 @@ class BridgeOptions:
         ValueError: naming the argument, for a value out of its range.
         TypeError: naming the argument, for a value of the wrong type.
     """
+
+    timing: ClassVar[Timing] = Timing()
 
     num_envs: int | None = None
     host: str = "127.0.0.1"

@@ -52,7 +52,6 @@ FEATURES = (REUSE_FEEDBACK_OBS, ENV_SPEC)
 _NORMAL_CLOSURE = 1000
 _SLICE_S = 0.1
 _FAST_LANE_S = 0.05  # how long one connection alone is listened to before newcomers get a look
-_FIRST_REPORT_S = 5.0
 _PROGRESS_S = 0.5
 
 
@@ -362,7 +361,7 @@ class PolicyServer:
     # What `run` does --------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        waiting = _Waiting(self._options.connect_timeout)
+        waiting = _Waiting(self._options.connect_timeout, self._options.timing.first_report_s)
         progress_at = 0.0
         while self._going_on():
             with self._hub.lock:
@@ -416,12 +415,14 @@ class _Waiting:
 
     Args:
         limit_s: Seconds after which to give up, or None.
+        first_report_s: Seconds after which to report for the first time.
     """
 
-    def __init__(self, limit_s: float | None) -> None:
+    def __init__(self, limit_s: float | None, first_report_s: float) -> None:
         self._limit_s = limit_s
+        self._first_report_s = first_report_s
         self._since = time.monotonic()
-        self._report_s = _FIRST_REPORT_S
+        self._report_s = first_report_s
 
     def check(self, url: str, num_envs: int | None, here: int, *, opened: bool) -> None:
         """Look at the clock.
@@ -437,7 +438,7 @@ class _Waiting:
         """
         now = time.monotonic()
         if opened and here:
-            self._since, self._report_s = now, _FIRST_REPORT_S
+            self._since, self._report_s = now, self._first_report_s
             return
         elapsed = now - self._since
         if elapsed < self._report_s and (self._limit_s is None or elapsed < self._limit_s):
