@@ -56,11 +56,6 @@ class TextEnv(MixedEnv):
         return super().step({"go": float(np.sum(action))})
 
 
-@pytest.fixture
-def little_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_talk, "_LATE_S", 0.05)
-
-
 # Our own client -------------------------------------------------------------------------------------------------------
 
 

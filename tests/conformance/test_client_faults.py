@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from plugrl_bridges.conformance import client_talk
 from plugrl_bridges.conformance.client_checker import check_client
 from plugrl_bridges.conformance.client_options import SCENARIOS, ClientCheckOptions
 from tests.support import ROOT
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def little_delay(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Save the time for which a client that speaks first is waited for, except where there is one."""
+def delays(request: pytest.FixtureRequest) -> None:
+    """Wait for a client that speaks first where there is one, and hardly elsewhere."""
     if "sends before metadata" not in request.node.name:
-        monkeypatch.setattr(client_talk, "_LATE_S", 0.05)
+        request.getfixturevalue("little_delay")
 
 
 REUSE = frozenset({"reuse-feedback-obs"})

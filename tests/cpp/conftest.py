@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.conformance.conftest import little_delay
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Build = Callable[..., Path]
 
+__all__ = ["little_delay"]
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "cpp"
 STRICT = ("-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror")

@@ -52,6 +52,7 @@ def counts(output: str) -> dict[str, float]:
     return {key: float(value) for key, _, value in (part.partition("=") for part in found[0].split())}
 
 
+@pytest.mark.usefixtures("little_delay")
 @pytest.mark.parametrize(
     "features", ["", "reuse-feedback-obs", "reuse-feedback-obs,env-spec", "reuse-feedback-obs,env-spec,step-digest"]
 )

@@ -25,7 +25,7 @@ LIMIT = 200
 STEPS = 8_192
 """Of all envs together: 512 of each, two whole episodes and a part."""
 SETTINGS: dict[str, Any] = {
-    "n_steps": 256, "gamma": 0.9, "gae_lambda": 0.95, "n_epochs": 10, "learning_rate": 1e-3, "clip_range": 0.2,
+    "n_steps": 256, "gamma": 0.9, "gae_lambda": 0.95, "n_epochs": 2, "learning_rate": 1e-3, "clip_range": 0.2,
     "use_sde": True, "sde_sample_freq": 4, "device": "cpu",
 }  # fmt: skip
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -92,8 +92,7 @@ def train_remote(program: Path, seed: int) -> str:
 
 
 def test_one_process_of_sixteen_gives_the_weights_of_gymnasium(pendulum: Path) -> None:
-    """Twice the same, for the trainer seeds the resets; and the same as with Gymnasium's own Pendulum in process."""
-    first = train_remote(pendulum, 3)
-    assert train_remote(pendulum, 3) == first
-    assert train(DummyVecEnv([lambda: gym.make("Pendulum-v1")] * NUM_ENVS), 3) == first
-    assert train_remote(pendulum, 4) != first
+    """The trainer seeds the resets, so that another seed gives other weights."""
+    remote = train_remote(pendulum, 3)
+    assert train(DummyVecEnv([lambda: gym.make("Pendulum-v1")] * NUM_ENVS), 3) == remote
+    assert train_remote(pendulum, 4) != remote
