@@ -181,6 +181,13 @@ class Puppet:
         self.send(self.feedback_message(reward, **changes))
         return self
 
+    def feed_back_nothing(self) -> Puppet:
+        """Answer a reset request: a feedback about no env."""
+        none = np.zeros(0, np.int64)
+        empty = {"images": {}, "states": {self.state: observe(self.tags, 0, 0)[:0]}, "text": []}
+        return self.feed_back(env_indices=none, step_ids=none, obs=empty, rewards=np.zeros(0, np.float32),
+                       terminated=np.zeros(0, bool), truncated=np.zeros(0, bool))  # fmt: skip
+
     def step(self, reward: float = 1.0, *, terminated: bool = False, **changes: Any) -> Any:
         """Take an action, step, feed back and ask again; give the action."""
         action = self.action()
@@ -200,10 +207,7 @@ class Puppet:
         """Do what the action that came asks, a reset of all envs, and give the request."""
         assert self.reset is not None
         self.episode, self.t = self.episode + 1, 0
-        none = np.zeros(0, np.int64)
-        empty = {"images": {}, "states": {self.state: observe(self.tags, 0, 0)[:0]}, "text": []}
-        self.feed_back(env_indices=none, step_ids=none, obs=empty, rewards=np.zeros(0, np.float32),
-                       terminated=np.zeros(0, bool), truncated=np.zeros(0, bool))  # fmt: skip
+        self.feed_back_nothing()
         self.infer()
         return self.reset
 
@@ -240,6 +244,13 @@ def hub_of(server: Any) -> Hub:
 def peers(server: Any) -> list[Peer]:
     """Return the connections that have sent a first message and are not ended, in order of arrival."""
     return [peer for peer in hub_of(server)._peers.values() if peer.spoke and not peer.lost]
+
+
+def lose(env: Lockstep, puppet: Puppet) -> None:
+    """Have a client vanish, and wait until the bridge knows."""
+    before = env.client_losses
+    puppet.vanish()
+    wait_until(lambda: env.client_losses == before + 1)
 
 
 def resync(server: Any) -> None:

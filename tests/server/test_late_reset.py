@@ -10,7 +10,7 @@ import pytest
 from plugrl_bridges.errors import RemoteProtocolError, StepTimeout
 from plugrl_bridges.server.announced import Announced
 from plugrl_bridges.server.autoreset import AutoresetMode
-from tests.support import RESYNC, STOP, Puppet, knows_reset, wait_until
+from tests.support import RESYNC, STOP, Puppet, knows_reset, lose, wait_until
 from tests.transport.ends import Task
 
 if TYPE_CHECKING:
@@ -29,12 +29,6 @@ def newcomer(env: Lockstep, *tags: float, **spec: Any) -> Puppet:
 def stepping(env: Lockstep) -> Task[StepResult]:
     env.send(np.zeros((env.num_envs, 1), np.float32))
     return Task(env.wait)
-
-
-def lose(env: Lockstep, puppet: Puppet) -> None:
-    before = env.client_losses
-    puppet.vanish()
-    wait_until(lambda: env.client_losses == before + 1)
 
 
 @pytest.fixture
@@ -100,11 +94,7 @@ def test_a_step_waits_for_a_newcomers_first_reset(begun: tuple[Lockstep, Puppet]
     step = stepping(env)
     assert not step.done
     spare.episode = 4
-    spare.feed_back(
-        env_indices=np.zeros(0, int), step_ids=np.zeros(0, int), rewards=np.zeros(0, np.float32),
-        terminated=np.zeros(0, bool), truncated=np.zeros(0, bool),
-        obs={"images": {}, "states": {"obs": np.zeros((0, 3), np.float32)}, "text": []},
-    ).infer()  # fmt: skip
+    spare.feed_back_nothing().infer()
     assert step.result().standing()[0].tolist() == [[2, 4, 0]]
 
 
@@ -144,11 +134,7 @@ def test_a_spare_that_breaks_the_rules_is_sent_away_and_the_run_goes_on(begun: t
     env, puppet = begun
     spare = newcomer(env, 2, 3)
     spare.action()
-    none = np.zeros(0, int)
-    spare.feed_back(
-        env_indices=none, step_ids=none, rewards=np.zeros(0, np.float32), terminated=np.zeros(0, bool),
-        truncated=np.zeros(0, bool), obs={"images": {}, "states": {"obs": np.zeros((0, 3), np.float32)}, "text": []},
-    )  # fmt: skip
+    spare.feed_back_nothing()
     spare.infer(
         env_indices=np.array([0]), step_ids=np.array([0]),
         data={"images": {}, "states": {"obs": np.zeros((1, 3), np.float32)}, "text": ""},

@@ -10,7 +10,7 @@ import pytest
 
 from plugrl_bridges.errors import ClientLost, EnvPoisoned, StepTimeout
 from plugrl_bridges.server.result import infos_of
-from tests.support import RESYNC, STOP, Puppet, knows_reset, peers, wait_for_log, wait_until
+from tests.support import RESYNC, STOP, Puppet, knows_reset, lose, peers, wait_for_log, wait_until
 from tests.transport.ends import Task
 
 if TYPE_CHECKING:
@@ -31,13 +31,6 @@ def stepping(env: Lockstep) -> Task[StepResult]:
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def lose(env: Lockstep, puppet: Puppet) -> None:
-    """Have a client vanish, and wait until the bridge knows."""
-    before = env.client_losses
-    puppet.vanish()
-    wait_until(lambda: env.client_losses == before + 1)
 
 
 def check_lost(step: StepResult, slot: int, *, final: list[float], reward: float = 0.0) -> None:
