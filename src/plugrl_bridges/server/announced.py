@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from plugrl_bridges.server.options import BridgeOptions
-    from plugrl_bridges.wire.codec import Value
-    from plugrl_bridges.wire.messages import Observation
+    from plugrl_bridges.wire.codec import Array, Value
+    from plugrl_bridges.wire.messages import Infer, Observation
 
-__all__ = ["Announced", "greeting", "surfaced_layout"]
+__all__ = ["Announced", "first_observations", "greeting", "surfaced_layout"]
 
 Space: TypeAlias = "spaces.Space[Any]"
 _MOST_ENVS = 1 << 20  # what a client says decides the number of slots, and with it memory
@@ -195,6 +195,27 @@ def surfaced_layout(options: BridgeOptions, announced: Space | None, observation
     else:
         space = infer_observation_space(observation, image_key=options.image_key, state_key=options.state_key)
     return _named(options, ObservationLayout(space))
+
+
+def first_observations(
+    options: BridgeOptions, announced: Announced, layout: ObservationLayout, infer: Infer
+) -> list[Array]:
+    """Return the observations of a connection's first infer: one fresh array ``[n, *shape]`` per leaf.
+
+    Raises:
+        RemoteProtocolError: if they do not fit the layout [5.2].
+        SpaceError: likewise, where the layout is that of a space that the user passed and no client announced: that
+            is wrong as likely as the client is, and a resync would only be repeated for ever.
+    """
+    n = len(infer.env_indices)
+    arrays = layout.allocate(n)
+    try:
+        layout.read(infer.observation, arrays, slice(0, n))
+    except RemoteProtocolError as exc:
+        if options.observation_space is None or announced.observation_space is not None:
+            raise
+        raise SpaceError(f"its observations are not of the observation_space that was given: {exc}") from exc
+    return arrays
 
 
 def _surfaced_space(options: BridgeOptions, space: Space) -> Space:

@@ -49,6 +49,16 @@ Verify: TypeAlias = Literal[False, True, "raise", "warn"]
 _Taker = TypeVar("_Taker", bound="Callable[..., Any]")
 
 _MAX_PORT = 65535
+_KINDS: dict[str, tuple[Any, str]] = {
+    "observation_space": (spaces.Space | None, "a gymnasium space or None"),
+    "action_space": (spaces.Space | None, "a gymnasium space or None"),
+    "image_key": (str | None, "a str or None"),
+    "state_key": (str | None, "a str or None"),
+    "host": (str, "a host name or address"),
+    "autoreset_mode": (AutoresetMode, "an AutoresetMode"),
+    "ssl": (ssl_module.SSLContext | None, "an ssl.SSLContext or None"),
+    "episode_log": (str | os.PathLike | None, "a path or None"),
+}
 
 
 class ListenOptions(TypedDict, total=False):
@@ -182,18 +192,11 @@ class BridgeOptions:
         self._check_verify()
 
     def _check_types(self) -> None:
-        for name in ("observation_space", "action_space"):
-            if not isinstance(getattr(self, name), spaces.Space | None):
-                raise arguments.wrong_type(name, "a gymnasium space or None", getattr(self, name))
-        for name in ("image_key", "state_key"):
-            if not isinstance(getattr(self, name), str | None):
-                raise arguments.wrong_type(name, "a str or None", getattr(self, name))
-        if not self.host or not isinstance(self.host, str):
-            raise arguments.wrong_type("host", "a host name or address", self.host)
-        if not isinstance(self.autoreset_mode, AutoresetMode):
-            raise arguments.wrong_type("autoreset_mode", "an AutoresetMode", self.autoreset_mode)
-        if not isinstance(self.ssl, ssl_module.SSLContext | None):
-            raise arguments.wrong_type("ssl", "an ssl.SSLContext or None", self.ssl)
+        for name, (kind, expected) in _KINDS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise arguments.wrong_type(name, expected, getattr(self, name))
+        if not self.host:
+            raise arguments.wrong_type("host", _KINDS["host"][1], self.host)
         # A str is a sequence too, of one-letter origins.
         if not isinstance(self.allowed_origins, (list, tuple)) or not all(
             isinstance(origin, str) for origin in self.allowed_origins
@@ -203,8 +206,6 @@ class BridgeOptions:
     def _check_episode_log(self) -> None:
         if self.episode_log is None:
             return
-        if not isinstance(self.episode_log, str | os.PathLike):
-            raise arguments.wrong_type("episode_log", "a path or None", self.episode_log)
         path = Path(self.episode_log)
         if not path.parent.is_dir():
             raise ValueError(f"episode_log: the folder {str(path.parent)!r} does not exist")

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from plugrl_bridges.arguments import whole_or_none
-from plugrl_bridges.errors import ConnectTimeout, EnvPoisoned, RemoteProtocolError, SpaceError
+from plugrl_bridges.errors import ConnectTimeout, EnvPoisoned, SpaceError
 from plugrl_bridges.server import report
-from plugrl_bridges.server.announced import Announced, greeting, surfaced_layout
+from plugrl_bridges.server.announced import Announced, first_observations, greeting, surfaced_layout
 from plugrl_bridges.server.hub import Hub
 from plugrl_bridges.server.options import BridgeOptions, ListenOptions, takes
 from plugrl_bridges.server.tally import ServedClient, ServedEpisode, Tally
@@ -285,10 +285,7 @@ class PolicyServer:
         """Accept an infer; `run` answers it, in its own thread."""
         served = self._served.get(peer.number)
         if served is None:
-            served, announced = self._welcome(peer, infer)
-            batch = self._first_batch(served, announced, infer)
-            self._served[peer.number] = served
-            self._tally.arrive(peer.number, peer.address, announced.client)
+            served, batch = self._welcome(peer, infer)
         else:
             batch = served.held.batch(infer)
         self._tally.ask(peer.number, infer)
@@ -314,11 +311,11 @@ class PolicyServer:
         if self._ending is None:
             self._tally.leave(peer.number)
 
-    def _welcome(self, peer: Peer, infer: Infer) -> tuple[_Served, Announced]:
-        """Agree with a newcomer on its spaces.
+    def _welcome(self, peer: Peer, infer: Infer) -> tuple[_Served, list[Array]]:
+        """Agree with a newcomer on its spaces; return what is kept of it, and its first observations.
 
         Raises:
-            RemoteProtocolError: for an ``env_spec`` that is not as it should be.
+            RemoteProtocolError: for an ``env_spec`` or an observation that is not as it should be.
             SpaceError: if its spaces will not do.
         """
         options = self._options
@@ -330,20 +327,12 @@ class PolicyServer:
                 raise SpaceError(f"the policy does not take its observation space {layout.space}")
             action_space = announced.action_space if options.action_space is None else options.action_space
             actions = None if action_space is None else ActionLayout(action_space)
+            batch = first_observations(options, announced, layout, infer)
         except SpaceError as exc:
             raise SpaceError(f"the client at {peer.address} does not fit: {exc}") from exc
-        return _Served(peer, layout, actions, _Held(layout)), announced
-
-    def _first_batch(self, served: _Served, announced: Announced, infer: Infer) -> list[Array]:
-        try:
-            return served.held.batch(infer)
-        except RemoteProtocolError as exc:
-            if self._options.observation_space is None or announced.observation_space is not None:
-                raise
-            # What the user passed is wrong as likely as the client is: a resync would only be repeated for ever.
-            raise SpaceError(
-                f"the observations of {served.peer.address} are not of the observation_space that was given: {exc}"
-            ) from exc
+        served = self._served[peer.number] = _Served(peer, layout, actions, _Held(layout))
+        self._tally.arrive(peer.number, peer.address, announced.client)
+        return served, batch
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:

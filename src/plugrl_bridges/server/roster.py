@@ -17,12 +17,11 @@ from plugrl_bridges.errors import (
     EnvPoisoned,
     PlugRLError,
     RaggedClientError,
-    RemoteProtocolError,
     SpaceError,
     UnverifiedClientError,
 )
 from plugrl_bridges.server import report
-from plugrl_bridges.server.announced import Announced, surfaced_layout
+from plugrl_bridges.server.announced import Announced, first_observations, surfaced_layout
 from plugrl_bridges.server.seats import Brought, Event, Loss, Seat, Stage
 from plugrl_bridges.server.slots import Candidate, SlotTable
 from plugrl_bridges.server.verify import check_spaces
@@ -318,7 +317,7 @@ class Roster:
             if self._options.verify and STEP_DIGEST in announced.features:
                 check_spaces(surfaced, terms.observations, terms.actions)
             if self.terms is None:
-                self._check_reads(announced, terms.observations, infer)
+                first_observations(self._options, announced, terms.observations, infer)
                 self.terms, self._table = terms, SlotTable(terms.num_envs)
         except SpaceError as exc:
             raise self._failing(SpaceError(f"the client at {peer.address} does not fit: {exc}")) from exc
@@ -332,17 +331,6 @@ class Roster:
         actions.stacked(self._options.action_horizon)
         offered = max(announced.group_num_envs or 0, len(infer.env_indices))
         return Terms(self._options.num_envs or offered, announced, observations, actions)
-
-    def _check_reads(self, announced: Announced, layout: ObservationLayout, infer: Infer) -> None:
-        """Read the first observation before its space is fixed for all clients."""
-        n = len(infer.env_indices)
-        try:
-            layout.read(infer.observation, layout.allocate(n), slice(0, n))
-        except RemoteProtocolError as exc:
-            if self._options.observation_space is None or announced.observation_space is not None:
-                raise
-            # What the user passed is wrong as likely as the client is: a resync would only be repeated for ever.
-            raise SpaceError(f"its observations are not of the observation_space that was given: {exc}") from exc
 
     def _sit(self, seated: Mapping[int, tuple[int, ...]]) -> None:
         """Let connections have the slots that the table gives them."""
