@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plugrl_bridges.gym.infos import InfoDialect, InfoWriter
-from plugrl_bridges.server.autoreset import Autoreset, AutoresetMode
+from plugrl_bridges.server.autoreset import AutoresetMode, AutoresetViews
 from plugrl_bridges.server.result import Ended, InfoPart, StepResult
 from plugrl_bridges.spaces import ObservationLayout
 from plugrl_bridges.wire.codec import decode, encode
@@ -161,10 +161,10 @@ class Written:
         self._writer = InfoWriter(LAYOUT, 3, dialect, episodes=episodes)
 
     def step(self, step: StepResult) -> Info:
-        return self._writer.step(Autoreset(self._mode, 3).step(step))
+        return self._writer.step(AutoresetViews(self._mode, 3).step(step))
 
     def reset(self, step: StepResult) -> Info:
-        return self._writer.reset(Autoreset(self._mode, 3).reset(step))
+        return self._writer.reset(AutoresetViews(self._mode, 3).reset(step))
 
 
 def objects(*values: Any) -> Any:

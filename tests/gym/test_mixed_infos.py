@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from plugrl_bridges.gym.infos import InfoDialect, InfoWriter
-from plugrl_bridges.server.autoreset import Autoreset, AutoresetMode
+from plugrl_bridges.server.autoreset import AutoresetMode, AutoresetViews
 from plugrl_bridges.server.result import Ended, InfoPart, StepResult
 from plugrl_bridges.spaces import ObservationLayout
 from plugrl_bridges.wire.info import batch_infos
@@ -32,7 +32,7 @@ def step_of(*infos: dict[str, Any], over: tuple[int, ...] = ()) -> StepResult:
 
 def written(step: StepResult, dialect: InfoDialect, *, episodes: bool = False) -> dict[str, Any]:
     n = len(step.rewards)
-    return InfoWriter(LAYOUT, n, dialect, episodes=episodes).step(Autoreset(AutoresetMode.NEXT_STEP, n).step(step))
+    return InfoWriter(LAYOUT, n, dialect, episodes=episodes).step(AutoresetViews(AutoresetMode.NEXT_STEP, n).step(step))
 
 
 @pytest.mark.parametrize("dialect", list(InfoDialect))

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 
 from plugrl_bridges.server.adapter import Adapter, no_call
-from plugrl_bridges.server.autoreset import Autoreset, AutoresetMode
+from plugrl_bridges.server.autoreset import AutoresetMode, AutoresetViews
 from plugrl_bridges.server.options import BridgeOptions, TrainerOptions, takes
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class RemoteEnv(Adapter, gymnasium.Env[Any, Any]):
 
     def __init__(self, **options: Unpack[TrainerOptions]) -> None:
         self._listen(BridgeOptions(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **options))
-        self._autoreset = Autoreset(AutoresetMode.DISABLED, 1)
+        self._autoreset = AutoresetViews(AutoresetMode.DISABLED, 1)
 
     def __repr__(self) -> str:
         """Show the address."""

@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space
 
 from plugrl_bridges.gym.infos import InfoDialect, InfoWriter
 from plugrl_bridges.server.adapter import Adapter, known_attribute, no_call, no_set
-from plugrl_bridges.server.autoreset import Autoreset, AutoresetMode, to_autoreset_mode
+from plugrl_bridges.server.autoreset import AutoresetMode, AutoresetViews, to_autoreset_mode
 from plugrl_bridges.server.options import BridgeOptions, VecEnvOptions, takes
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
         self._connected = False
         self._spec: Any = None
         self._infos: InfoWriter
-        self._autoreset: Autoreset
+        self._autoreset: AutoresetViews
         self.metadata = {"render_modes": [], "autoreset_mode": _gymnasiums(mode)}
         self.closed = False
 
@@ -105,7 +105,7 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
         if InfoDialect.installed() is InfoDialect.LISTS:  # this release has attributes of its own, set there
             super().__init__(n, self.single_observation_space, self.single_action_space)  # type: ignore[call-arg]
         self._infos = self._info_writer()
-        self._autoreset = Autoreset(options.autoreset_mode, n)
+        self._autoreset = AutoresetViews(options.autoreset_mode, n)
         self._connected = True
 
     def _info_writer(self) -> InfoWriter:

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvObs, Vec
 
 from plugrl_bridges.errors import SpaceError
 from plugrl_bridges.server.adapter import Adapter, known_attribute, no_call, no_set
-from plugrl_bridges.server.autoreset import Autoreset, AutoresetMode
+from plugrl_bridges.server.autoreset import AutoresetMode, AutoresetViews
 from plugrl_bridges.server.options import BridgeOptions, VecEnvOptions, takes
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class PlugRemoteVecEnv(Adapter, VecEnv):
                 f"Stable-Baselines3 takes no nested observation spaces: {observation_space}; flatten them at the client"
             )
         self._connected = True
-        self._autoreset = Autoreset(AutoresetMode.SAME_STEP, lockstep.num_envs)
+        self._autoreset = AutoresetViews(AutoresetMode.SAME_STEP, lockstep.num_envs)
         super().__init__(
             lockstep.num_envs, observation_space, lockstep.action_layout.stacked(lockstep.options.action_horizon)
         )

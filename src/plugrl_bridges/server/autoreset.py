@@ -1,8 +1,8 @@
 """Own the autoreset modes: when the trainer sees an episode that follows another. The one place that knows them.
 
 A client begins the next episode at once, and brings its first observation in the same exchange; so a `StepResult` has
-both. `Autoreset` makes of it what a trainer gets in its mode, and remembers what that trainer is still to see. To add a
-mode, give it a name here, its answers to the enum's questions, and its branch in `Autoreset`.
+both. `AutoresetViews` makes of it what a trainer gets in its mode, and remembers what that trainer is still to see. To
+add a mode, give it a name here, its answers to the enum's questions, and its branch in `AutoresetViews`.
 
 The enum is one of our own, since Gymnasium has one only from release 1.1 on; the names are Gymnasium's.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from plugrl_bridges.server.result import InfoPart, StepResult
     from plugrl_bridges.wire.codec import Array
 
-__all__ = ["Autoreset", "AutoresetMode", "View", "to_autoreset_mode"]
+__all__ = ["AutoresetMode", "AutoresetViews", "View", "to_autoreset_mode"]
 
 
 class AutoresetMode(enum.Enum):
@@ -72,8 +72,8 @@ class View:
         return infos_of(self.reset_parts)
 
 
-class Autoreset:
-    """Make views of results, and remember what the trainer is still to see.
+class AutoresetViews:
+    """The views of results in a mode, with a memory of what the trainer is still to see.
 
     Call `sits_out` before each step, `step` or `reset` with each result.
 

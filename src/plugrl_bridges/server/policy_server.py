@@ -414,17 +414,7 @@ class _Waiting:
         self._report_s = first_report_s
 
     def check(self, url: str, num_envs: int | None, here: int, *, opened: bool) -> None:
-        """Look at the clock.
-
-        Args:
-            url: Where to connect to.
-            num_envs: Envs that are waited for in the beginning, or None.
-            here: Envs that are there.
-            opened: Whether the beginning is over.
-
-        Raises:
-            ConnectTimeout: saying how many are there, and how to start a client.
-        """
+        """Report, or give up with a `ConnectTimeout`, if ``num_envs`` or any envs have been awaited for long enough."""
         now = time.monotonic()
         if opened and here:
             self._since, self._report_s = now, self._first_report_s
