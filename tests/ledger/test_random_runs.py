@@ -57,25 +57,23 @@ def run(folder: Path, seed: int, mode: AutoresetMode, *, discrete: bool, fault: 
 @pytest.mark.parametrize("discrete", [False, True], ids=["unique", "discrete"])
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 def test_no_alarm_without_a_fault(tmp_path: Path, mode: AutoresetMode, discrete: bool) -> None:
-    lost = files = compared = skipped = alarms = 0
+    lost = files = compared = skipped = 0
     for seed in range(RUNS):
         found = run(tmp_path / str(seed), seed, mode, discrete=discrete)
-        alarms += not found.equal
+        assert found.equal, (seed, str(found))
         lost += found.lost_steps
         files += sum("ends without having" in note for note in found.notes)
         compared += found.env_steps
         skipped += found.not_compared
     assert lost > RUNS
     assert compared > 2 * skipped
-    # Of three observations and one reward, a few make another place fit better than the one where the env went on.
-    assert alarms <= (RUNS // 8 if discrete else 0)
     assert files > RUNS / 4
 
 
 @pytest.mark.parametrize("discrete", [False, True], ids=["unique", "discrete"])
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 def test_one_fault_is_where_it_was_made(tmp_path: Path, mode: AutoresetMode, discrete: bool) -> None:
-    """Of three observations, two actions and one reward, a few make a fault beside a loss look like another one."""
+    """With three observations, nothing tells where an env goes on after a loss: no fault is told from there on."""
     made = located = silent = 0
     kinds = set()
     elsewhere = []
@@ -89,8 +87,9 @@ def test_one_fault_is_where_it_was_made(tmp_path: Path, mode: AutoresetMode, dis
         kinds.add(fault.kind)
         if found.first is None:
             silent += 1
-            lost = in_an_episode_that_was_lost(tmp_path / str(seed) / "trainer.ledger", fault)
-            assert lost or discrete, (seed, fault)
+            reader = LedgerReader(tmp_path / str(seed) / "trainer.ledger")
+            excused = lost_before(reader, fault) if discrete else in_an_episode_that_was_lost(reader, fault)
+            assert excused, (seed, fault)
             continue
         first = (found.first.slot.number, found.first.vector_step)
         if first == (fault.row, fault.at) and found.first.field in FIELDS[fault.kind]:
@@ -99,12 +98,17 @@ def test_one_fault_is_where_it_was_made(tmp_path: Path, mode: AutoresetMode, dis
             elsewhere.append((seed, fault, str(found.first)))
     assert kinds == set(FAULTS)
     assert made > 0.8 * RUNS
-    assert located > made / 2
+    assert located > made / (3 if discrete else 2)
     assert located + silent >= (0.9 if discrete else 1) * made, elsewhere
 
 
-def in_an_episode_that_was_lost(path: Path, fault: Fault) -> bool:
-    reader = LedgerReader(path)
+def in_an_episode_that_was_lost(reader: LedgerReader, fault: Fault) -> bool:
     [record] = reader.select("env = ? AND vector_step = ? AND flags & 4 = 0", (fault.row, fault.at))
     # A fault may part the episode in two.
     return reader.count("env = ?1 AND episode IN (?2, ?2 + 1) AND flags & 8", (fault.row, record.episode)) > 0
+
+
+def lost_before(reader: LedgerReader, fault: Fault) -> bool:
+    """Return whether the client of the row was lost before the fault, or in its episode."""
+    before = reader.count("env = ? AND vector_step <= ? AND flags & 8", (fault.row, fault.at))
+    return before > 0 or in_an_episode_that_was_lost(reader, fault)

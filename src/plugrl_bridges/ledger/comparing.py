@@ -154,6 +154,8 @@ class _Env:
         self._lost = {each.episode for each in trainer.files[0].select(f"env = ? AND ({unknown})", (slot.number,))}
         self._events = env.since()
         self._next = next(self._events, None)
+        self._guessed = False
+        """Whether the env shows at several places what the trainer's episode begins with, so that one was chosen."""
 
     def compare(self, observation: Common, action: Common) -> None:
         """Compare both sides, up to the first difference."""
@@ -182,21 +184,26 @@ class _Env:
                 if self._must_be_written(ours, unwritten):
                     return
             else:
-                rejoins = ours.is_reset and (adrift or self._killed_at(ours))
+                rejoins = ours.is_reset and (adrift or self._killed_here())
                 adrift, unwritten = False, 0
-                if not (rejoins and self._rejoin(event)) and self._differ(event, before):
+                met = rejoins and self._rejoin(event)
+                if self._guessed and not _same(ours, self._next):
+                    adrift = True
+                    found.not_compared += not ours.is_reset
+                elif not met and self._differ(event, before):
                     return
-                self._step_on(ours)
+                else:
+                    self._step_on(ours)
             before = ours
-        if not adrift and self._trainer.closed and before is not None and self._made_more():
+        if not adrift and not self._guessed and self._trainer.closed and before is not None and self._made_more():
             self._report("step_count", before._replace(step=before.step + 1), Cell("step", None, "made"))
 
-    def _killed_at(self, ours: Record) -> bool:
-        """Return whether the env's process was killed here, or behind a reset that the trainer has not seen."""
+    def _killed_here(self) -> bool:
+        """Return whether the env's process was killed here, or behind a reset that the trainer may not have seen."""
         if self._next is None or self._next.killed:
             return self._next is not None
         following = next(islice(self._env.since(self._next), 1, None), None)
-        return following is not None and following.killed and self._next.record.observation != ours.observation
+        return following is not None and following.killed
 
     def _made_more(self) -> bool:
         return self._next is not None and _has_step(self._env.since(self._next))
@@ -207,8 +214,11 @@ class _Env:
     def _must_be_written(self, ours: Record, unwritten: int) -> bool:
         """Return whether a process that was killed must have written a step that it has not, and report it.
 
-        It has written all but a few rows, and all that stand before a reset: no end of an episode without a mark.
+        It has written all but a few rows, and all that stand before a reset: no end of an episode without a mark. Where
+        the place was chosen, the step may have been written elsewhere.
         """
+        if self._guessed:
+            return False
         if ours.flags & _ENDS:
             name = "terminated" if ours.flags & Flag.TERMINATED else "truncated"
             self._report(name, ours, Cell(name, True, None))
@@ -233,14 +243,17 @@ class _Env:
         """
         if self._next is None:
             return False
-        best, longest = None, -1.0
+        best, longest, places = None, -1.0, 0
         for place in self._env.since(self._next):
             if place.record.observation == event.record.observation:
-                agreed = self._agreed(event, place)
+                places += 1
+                agreed = self._agreed(event, place) if longest < math.inf else 0.0
                 if agreed > longest:
                     best, longest = place, agreed
-                if agreed == math.inf:
+                if longest == math.inf and places > 1:
                     break
+        # Only a loss that the trainer was told of explains that an env goes on elsewhere.
+        self._guessed = bool(self._lost) and (places > 1 or (self._guessed and longest < math.inf))
         begin = best or next((each for each in self._env.since(self._next) if each.record.is_reset), None)
         if begin is not None:
             self._events = self._env.since(begin)
