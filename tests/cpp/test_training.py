@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from plugrl_bridges.plot import read_episodes
 from plugrl_bridges.sb3 import PlugRemoteVecEnv, make_vec_env
+from tests.identical.weights import digest, one_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+__all__ = ["one_thread"]
 
 NUM_ENVS = 16
 LIMIT = 200
@@ -31,26 +31,8 @@ SETTINGS: dict[str, Any] = {
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def counts(line: str) -> dict[str, float]:
     return {key: float(value) for key, _, value in (part.partition("=") for part in line.split())}
-
-
-def weights(model: PPO) -> str:
-    sha = hashlib.sha256()
-    for group, state in model.get_parameters().items():
-        for key, value in state.items():
-            if isinstance(value, torch.Tensor):
-                sha.update(f"{group}.{key}".encode())
-                sha.update(value.detach().contiguous().numpy().tobytes())
-    return sha.hexdigest()
 
 
 def test_both_sides_of_sixteen_processes_count_the_same(pendulum: Path, tmp_path: Path) -> None:
@@ -77,7 +59,7 @@ def test_both_sides_of_sixteen_processes_count_the_same(pendulum: Path, tmp_path
 
 
 def train(env: VecEnv, seed: int) -> str:
-    return weights(PPO("MlpPolicy", env, seed=seed, **SETTINGS).learn(STEPS))
+    return digest(PPO("MlpPolicy", env, seed=seed, **SETTINGS).learn(STEPS))
 
 
 def train_remote(program: Path, seed: int) -> str:

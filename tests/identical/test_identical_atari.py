@@ -5,32 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from examples.sb3_atari import NUM_ENVS, digest, make_env, stack, train
 from plugrl_bridges.sb3 import PlugRemoteVecEnv
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 ROOT = Path(__file__).resolve().parents[2]
 FRAMES = gym.spaces.Box(0, 255, (84, 84, 4), np.uint8)
 STEPS = 2_048
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sum in one order: torch splits sums over its threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def train_on(env: VecEnv, seed: int) -> str:

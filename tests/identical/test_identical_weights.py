@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 import threading
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import msgpack
 import pytest
-import torch
 from stable_baselines3 import DQN, PPO, SAC
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.running_mean_std import RunningMeanStd
@@ -21,11 +19,10 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from plugrl_bridges.sb3 import PlugRemoteVecEnv
+from tests.identical.weights import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from stable_baselines3.common.base_class import BaseAlgorithm
+    from collections.abc import Callable, Sequence
 
 NUM_ENVS = 16
 PPO_SETTINGS: dict[str, dict[str, Any]] = {
@@ -51,26 +48,6 @@ CASES = [
     for reuse in ("--reuse", "--no-reuse")
     if procs == 1 or (reuse == "--reuse") == (seed != 1)  # sixteen processes take their time to start
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sum in one order: torch splits sums over its threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def digest(model: BaseAlgorithm) -> str:
-    """Give the SHA-256 of all parameters, with their names."""
-    sha = hashlib.sha256()
-    for group, state in model.get_parameters().items():
-        for key, value in state.items():
-            if isinstance(value, torch.Tensor):
-                sha.update(f"{group}.{key}".encode())
-                sha.update(value.detach().contiguous().numpy().tobytes())
-    return sha.hexdigest()
 
 
 def local_env(env_id: str, num_envs: int = NUM_ENVS) -> DummyVecEnv:
