@@ -35,7 +35,7 @@ from plugrl_bridges.server.options import BridgeOptions
 from plugrl_bridges.spaces import ObservationLayout, space_to_wire
 from plugrl_bridges.wire.messages import Action, Feedback, Infer, Metadata, Observation, parse, to_bytes
 from plugrl_bridges.wire.session import ENV_SPEC, STEP_DIGEST, ServerSession
-from tests.identical.test_identical_weights import digest
+from tests.identical.weights import digest
 from tests.ledger.envs import CountingEnv, MixedEnv
 from tests.support import ClientThread, Puppet, resync
 

@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 from benchmarks.frames_env import FramesEnv
 from plugrl_bridges.errors import LedgerError
 from plugrl_bridges.ledger import LedgerEnv, LedgerReader, LedgerVecEnv, LedgerVectorEnv, compare
-from tests.identical.test_identical_weights import digest
+from tests.identical.weights import digest
 from tests.ledger.envs import CountingEnv, FaultyVecEnv, MixedEnv
 
 if TYPE_CHECKING:
