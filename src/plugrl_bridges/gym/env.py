@@ -1,4 +1,4 @@
-"""Own the view of a single remote environment as a plain ``gymnasium.Env``. Translates, decides nothing.
+"""The view of a single remote environment as a plain ``gymnasium.Env``. Translates, decides nothing.
 
 ``server.lockstep`` steps, with one slot and without autoreset: the trainer resets, as it would an env of its own.
 """

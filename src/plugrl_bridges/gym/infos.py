@@ -1,4 +1,4 @@
-"""Own the infos that a Gymnasium vector env returns, in the dialect of each release and autoreset mode.
+"""The infos that a Gymnasium vector env returns, in the dialect of each release and autoreset mode.
 
 - ``ARRAYS``, Gymnasium 1.x: arrays with ``_key`` masks, dicts nested. SAME_STEP puts what belongs to an ended episode
   under ``final_obs`` and ``final_info``, and the infos of the reset where the step's would be.
@@ -177,7 +177,7 @@ def _is_record(value: object) -> bool:
 
 
 def _make_flat(record: object) -> None:
-    """Give the record of clients with Gymnasium 0.29, arrays of one number each, the form of 1.x: ``[num_envs]``."""
+    """Bring a record from Gymnasium 0.29, arrays of one number each, to the form of 1.x: ``[num_envs]``."""
     if isinstance(record, dict):
         for key in _RECORD_TYPES:
             column = record.get(key)
@@ -186,7 +186,7 @@ def _make_flat(record: object) -> None:
 
 
 def _listed(record: Any) -> Any:  # noqa: ANN401 - what a client calls "episode" may be anything
-    """Give a record the form of Gymnasium 0.29: arrays of one number each."""
+    """Return a record in the form of Gymnasium 0.29: arrays of one number each."""
     if not isinstance(record, dict):
         return record
     return {

@@ -1,4 +1,4 @@
-"""Own the view that Gymnasium's trainers have of remote environments: a ``VectorEnv``. Translates, decides nothing.
+"""The view that Gymnasium's trainers have of remote environments: a ``VectorEnv``. Translates, decides nothing.
 
 ``server.lockstep`` steps, ``gym.infos`` writes the infos. Works under Gymnasium 0.29.1 and every 1.x.
 """
@@ -226,7 +226,7 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
     # What cannot cross the boundary -------------------------------------------------------------------------------
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Give what is known here of the envs, one per env: ``render_mode``, ``spec`` and the spaces.
+        """Return what is known here of the envs, one per env: ``render_mode``, ``spec`` and the spaces.
 
         Raises:
             AttributeError: for anything else: the env is in another process and the protocol carries no attributes.
@@ -243,7 +243,7 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
         raise no_set(name)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Give a known attribute, as Gymnasium's ``call`` does; refuse methods: the env is in another process.
+        """Return a known attribute, as Gymnasium's ``call`` does; refuse methods: the env is in another process.
 
         Raises:
             NotImplementedError: for anything that is not known here.

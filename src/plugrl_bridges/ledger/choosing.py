@@ -1,4 +1,4 @@
-"""Own which files a comparison is made of: those of one trainer and of all its envs; and what is wrong with others."""
+"""Which files a comparison is made of: those of one trainer and of all its envs; and what is wrong with others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Own the ``stepledger`` command: compare ledgers, show one.
+"""The ``stepledger`` command: compare ledgers, show one.
 
 Exit codes: 0 if both sides are equal, 1 if they differ, 2 for a wrong command line or a file that cannot be read.
 """

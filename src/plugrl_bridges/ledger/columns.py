@@ -1,4 +1,4 @@
-"""Own how values of a space become the bytes of a row, and are read from them: one column per entry of the space.
+"""How values of a space become the bytes of a row, and are read from them: one column per entry of the space.
 
 Large entries are recorded by their digest, unless everything is asked for.
 """

@@ -1,4 +1,4 @@
-"""Own the form in which values of both sides are compared, where they were not recorded in the same one.
+"""The form in which values of both sides are compared, where they were not recorded in the same one.
 
 The trainer may see one entry of a larger observation, or the same in another width; one side may have recorded whole
 what the other recorded by its digest. Without such a difference nothing is converted. ``comparing`` is the caller.
@@ -25,7 +25,7 @@ _NARROW = np.dtype("<f4")
 
 
 class Cell(NamedTuple):
-    """Hold one cell in which two values differ: its name, and both values."""
+    """One cell in which two values differ: its name, and both values."""
 
     name: str
     trainer: Any
@@ -68,7 +68,7 @@ class Common:
 
 
 def _counterpart(entry: Column, trainer: Columns, env: Columns, what: str) -> int:
-    """Give the number of the env's entry that the trainer's is: by name; a lone one by its shape."""
+    """Return the number of the env's entry that the trainer's is: by name; a lone one by its shape."""
     same = [at for at, other in enumerate(env.all) if other.name == entry.name]
     if not same and (len(trainer.all) == 1 or len(env.all) == 1):
         same = [
@@ -104,7 +104,7 @@ def _common(ours: Column, theirs: Column, what: str, *, float32: bool) -> Column
 
 
 def _converter(own: Columns, common: Columns, order: Sequence[int]) -> Callable[[bytes], bytes] | None:
-    """Give what turns a side's bytes into the common form; None if they are in it already."""
+    """Return what turns a side's bytes into the common form; None if they are in it already."""
     if tuple(own.all[at] for at in order) == common.all and len(order) == len(own.all):
         return None
     named = [replace(own.all[at], name=entry.name) for at, entry in zip(order, common.all, strict=True)]
@@ -128,7 +128,7 @@ def _converter(own: Columns, common: Columns, order: Sequence[int]) -> Callable[
 
 
 def differing(columns: Columns, trainer: bytes, env: bytes) -> list[Cell]:
-    """Give the cells in which two values differ, bit by bit.
+    """Return the cells in which two values differ, bit by bit.
 
     Args:
         columns: Of both.

@@ -1,4 +1,4 @@
-"""Own the comparison of both sides, env by env, up to the first difference of each.
+"""The comparison of both sides, env by env, up to the first difference of each.
 
 Both sides are sequences of resets and steps per env, whatever autoreset mode the trainer used, and are compared in
 order. What was reset again before any step does not count. An episode that carries ``client_lost``, or what follows a

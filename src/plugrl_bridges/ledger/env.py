@@ -1,4 +1,4 @@
-"""Own the ledger at an env: `LedgerEnv`, a wrapper that writes down what the env took and gave.
+"""The ledger at an env: `LedgerEnv`, a wrapper that writes down what the env took and gave.
 
 Works in any process that has the base install; ``vec_env`` and ``vector_env`` keep the ledger on the trainer's side.
 """

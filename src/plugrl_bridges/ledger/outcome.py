@@ -1,4 +1,4 @@
-"""Own what comes of a comparison: the first difference of each env, and what was not compared.
+"""What comes of a comparison: the first difference of each env, and what was not compared.
 
 ``comparing`` fills it in, ``cli`` shows it.
 """

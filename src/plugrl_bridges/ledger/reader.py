@@ -1,4 +1,4 @@
-"""Own ledgers that are read: opened without changing anything, and every number bounded before it is believed.
+"""Ledgers that are read: opened without changing anything, and every number bounded before it is believed.
 
 A ledger may still be written to, or have been left by a process that was killed: what it committed is read.
 Everything else that is not as ``schema`` says is one `LedgerError`.

@@ -1,4 +1,4 @@
-"""Own the ledger on the trainer's side: vector steps as column arrays, one row per env.
+"""The ledger on the trainer's side: vector steps as column arrays, one row per env.
 
 ``vec_env`` and ``vector_env`` know how their trainer is told of the end of an episode, and hand it over in one form: a
 step holds what the env's step returned, so on an episode's last step the terminal observation, and a reset of these

@@ -1,4 +1,4 @@
-"""Own the tables of a ledger, a SQLite database, and what stands in them; docs/ledger.md describes them.
+"""The tables of a ledger, a SQLite database, and what stands in them; docs/ledger.md describes them.
 
 ``writer`` fills them in, ``reader`` reads them.
 """

@@ -1,4 +1,4 @@
-"""Own the ledger around what a Stable-Baselines3 trainer sees: `LedgerVecEnv`. Needs Stable-Baselines3."""
+"""The ledger around what a Stable-Baselines3 trainer sees: `LedgerVecEnv`. Needs Stable-Baselines3."""
 
 from __future__ import annotations
 

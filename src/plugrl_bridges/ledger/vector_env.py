@@ -1,4 +1,4 @@
-"""Own the ledger around what a Gymnasium trainer sees: `LedgerVectorEnv`."""
+"""The ledger around what a Gymnasium trainer sees: `LedgerVectorEnv`."""
 
 from __future__ import annotations
 

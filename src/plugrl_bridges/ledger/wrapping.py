@@ -1,4 +1,4 @@
-"""Own what each wrapper takes: one env, a Gymnasium vector env, or a Stable-Baselines3 one; and refuse the others.
+"""What each wrapper takes: one env, a Gymnasium vector env, or a Stable-Baselines3 one; others are refused.
 
 ``env``, ``vec_env`` and ``vector_env`` ask when they are made. Stable-Baselines3 is not imported for it.
 """

@@ -1,4 +1,4 @@
-"""Own ledgers that are being written: made at the first row, filled in transactions, closed with a mark.
+"""Ledgers that are being written: made at the first row, filled in transactions, closed with a mark.
 
 One file per env process: the envs of a process share the writer of a path (`shared`). Rows wait until there are enough
 for a transaction, or a second is over; resets do not wait. What a killed process leaves is readable up to its last

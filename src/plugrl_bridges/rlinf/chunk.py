@@ -1,4 +1,4 @@
-"""Own what is collected over a chunk of actions, and which envs of it have ended and wait.
+"""What is collected over a chunk of actions, and which envs of it have ended and wait.
 
 Pure arrays in RLinf's terms; ``rlinf.env`` steps, and asks this for what RLinf is handed.
 """

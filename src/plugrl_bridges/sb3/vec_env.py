@@ -1,4 +1,4 @@
-"""Own the view that Stable-Baselines3 has of remote environments: a ``VecEnv``. Translates, decides nothing.
+"""The view that Stable-Baselines3 has of remote environments: a ``VecEnv``. Translates, decides nothing.
 
 ``server.lockstep`` steps; ``sb3.make`` adds what SB3's ``make_vec_env`` adds. Needs Stable-Baselines3.
 """
@@ -198,7 +198,7 @@ class PlugRemoteVecEnv(Adapter, VecEnv):
     # What cannot cross the boundary -------------------------------------------------------------------------------
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """Give what is known here of the envs: ``render_mode``, ``spec`` (id and time limit), and the spaces.
+        """Return what is known here of the envs: ``render_mode``, ``spec`` (id and time limit), and the spaces.
 
         Raises:
             AttributeError: for anything else: the env is in another process and the protocol carries no attributes.
@@ -226,7 +226,7 @@ class PlugRemoteVecEnv(Adapter, VecEnv):
         raise no_call(method_name)
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Indices = None) -> list[bool]:
-        """Tell that no env is wrapped on this side; wrappers at the client are not visible from here."""
+        """Return that no env is wrapped on this side; wrappers at the client are not visible from here."""
         return [False for _ in self._get_indices(indices)]
 
     def get_images(self) -> Sequence[Array | None]:

@@ -1,4 +1,4 @@
-"""Own what every adapter is beside its trainer's view: who listens, who stops listening, and what envs can be asked.
+"""What every adapter is beside its trainer's view: who listens, who stops listening, and what envs can be asked.
 
 Each adapter derives from this and from its trainer's class, and translates what ``server.lockstep`` gives. Protocol
 version 1 carries no attributes and no calls: what is known of the envs is what a client announced.

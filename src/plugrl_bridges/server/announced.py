@@ -1,4 +1,4 @@
-"""Own what each side says of itself first: a server's metadata, a client's ``env_spec``, and what is surfaced of it.
+"""What each side says of itself first: a server's metadata, a client's ``env_spec``, and what is surfaced of it.
 
 Pure. ``server.roster`` and ``server.policy_server`` ask for it when a client arrives.
 """

@@ -1,4 +1,4 @@
-"""Own the autoreset modes: when the trainer sees an episode that follows another. The one place that knows them.
+"""The autoreset modes: when the trainer sees an episode that follows another. The one place that knows them.
 
 A client begins the next episode at once, and brings its first observation in the same exchange; so a `StepResult` has
 both. `AutoresetViews` makes of it what a trainer gets in its mode, and remembers what that trainer is still to see. To

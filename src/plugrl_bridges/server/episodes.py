@@ -1,4 +1,4 @@
-"""Own the count of a lockstep's episodes, and the CSV file with one row per finished episode.
+"""The count of a lockstep's episodes, and the CSV file with one row per finished episode.
 
 ``server.lockstep`` has each vector step counted, over all slots at once. (``server.tally`` counts what clients do at
 their own pace, and writes the same file.) Columns of the file: ``episode`` (0-based within its slot), ``slot``,

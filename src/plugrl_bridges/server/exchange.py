@@ -1,4 +1,4 @@
-"""Own what is in flight: one exchange with every connection, and the result that it fills.
+"""What is in flight: one exchange with every connection, and the result that it fills.
 
 The hub hands every message to the `Exchange`, which writes it into the open result at once, whoever drives the hub at
 that moment; all of it runs under the hub's lock. `Exchange.gather` drives the hub until every slot has its result, and

@@ -1,4 +1,4 @@
-"""Own the listening socket, the connections and the keeper thread: the only server file that touches sockets.
+"""The listening socket, the connections and the keeper thread: the only server file that touches sockets.
 
 The thread that the trainer calls from drives the sockets itself, through `Hub.poll` and `Hub.poll_peer`, holding
 `Hub.lock`. A keeper thread takes the lock now and then and does the same, so that minutes of learning lose no client:

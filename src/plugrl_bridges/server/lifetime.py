@@ -1,4 +1,4 @@
-"""Own what happens to a hub while nobody calls it: the keeper thread, the interpreter's exit, and a fork.
+"""What happens to a hub while nobody calls it: the keeper thread, the interpreter's exit, and a fork.
 
 Holds no hub alive: a trainer that drops its environment drops the hub with it. ``server.hub`` makes one per hub.
 """

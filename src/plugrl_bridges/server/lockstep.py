@@ -1,4 +1,4 @@
-"""Own the vector step: what a reset and a step mean, in which order things happen, and what a failed one leaves.
+"""The vector step: what a reset and a step mean, in which order things happen, and what a failed one leaves.
 
 This is the core below every adapter: adapters translate its results into their trainer's terms; they decide nothing.
 A vector step sends every connection its chunk at once and ends when every slot has its result. ``exchange`` has what is

@@ -1,4 +1,4 @@
-"""Own the server that answers every infer by itself, from a policy, instead of gathering vector steps for a trainer.
+"""The server that answers every infer by itself, from a policy, instead of gathering vector steps for a trainer.
 
 It is for evaluation, for deployment, and for clients that a lockstep cannot serve: the other consumer of ``server.hub``
 beside ``exchange``. Nothing is gathered here: an infer for any of a connection's

@@ -1,4 +1,4 @@
-"""Own the texts that say who is missing, for warnings and errors: address, k of N envs, slots, time, last words.
+"""The texts that say who is missing, for warnings and errors: address, k of N envs, slots, time, last words.
 
 Pure: it formats what it is given. ``server.exchange`` and ``server.roster`` ask for the texts.
 """

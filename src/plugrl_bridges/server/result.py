@@ -1,4 +1,4 @@
-"""Own the shape of a vector step's result, which ``server.lockstep`` fills and the adapters translate.
+"""The shape of a vector step's result, which ``server.lockstep`` fills and the adapters translate.
 
 A result knows no autoreset modes: it has what the steps returned, and apart from that which slots begin an episode and
 with what. ``server.autoreset`` makes of it what a trainer gets in its mode.

@@ -1,4 +1,4 @@
-"""Own who is here: the connections that offer envs, their seats, the spaces they agree on, and the losses.
+"""Who is here: the connections that offer envs, their seats, the spaces they agree on, and the losses.
 
 Joins the pure slot table with what connections announce. Sends nothing and waits for nothing; ``server.exchange`` tells
 it of arrivals and losses, under the hub's lock, and makes steps of whoever sits.

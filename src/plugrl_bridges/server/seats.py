@@ -1,4 +1,4 @@
-"""Own the life of a connection that offers envs: its stages, what it brought, the slots it fills, and how it ended.
+"""The life of a connection that offers envs: its stages, what it brought, the slots it fills, and how it ended.
 
 Pure records, one table of stages, and the one rule that compares envs. ``server.roster`` makes the records;
 ``server.exchange`` and ``server.lockstep`` note in them what happens.

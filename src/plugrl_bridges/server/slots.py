@@ -1,4 +1,4 @@
-"""Own who sits where: the table of slots and the connections that fill them. Pure: it decides, and does nothing.
+"""Who sits where: the table of slots and the connections that fill them. Pure: it decides, and does nothing.
 
 Knows no sockets, messages or clocks. ``server.roster`` tells it who arrived and who left, under the hub's lock, and
 carries out what it answers.

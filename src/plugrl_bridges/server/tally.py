@@ -1,4 +1,4 @@
-"""Own the count of what remote envs did while each went at its own pace: per env, per connection, and altogether.
+"""The count of what remote envs did while each went at its own pace: per env, per connection, and altogether.
 
 Pure but for the episode log. ``server.policy_server`` tells it of every message; it knows no sockets and no policy.
 (Of the vector steps of a lockstep ``episodes`` keeps count.)

@@ -1,4 +1,4 @@
-"""Own the live check: whether each env took what the trainer sent, and gave what the trainer gets.
+"""The live check: whether each env took what the trainer sent, and gave what the trainer gets.
 
 With feature ``step-digest`` a client sends a digest of every step, made at the env. `Verifier` makes the same of the
 actions as the trainer sent them and of the result as the trainer gets it, in the very step, and compares. All slots are
