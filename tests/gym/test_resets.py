@@ -71,6 +71,16 @@ def test_seeds_reach_the_envs_once(start: Start, seed: Any, seeds: list[int | No
     assert [each.seeds for each in made] == [[each, None] for each in seeds]  # nothing resets an env before the trainer
 
 
+def test_a_reset_that_is_refused_leaves_the_step_in_flight(start: Start) -> None:
+    env, _ = start()
+    env.reset()
+    env.step_async(np.zeros((2, 1), np.float32))
+    for bad in ({"seed": [1, -1]}, {"seed": [1]}, {"options": {"cannot travel": object()}}):
+        with pytest.raises(ValueError, match="slot"):
+            env.reset(**bad)
+    assert env.step_wait()[1].tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("seed", [[1], [1, 2, 3], ()], ids=str)
 def test_too_many_or_too_few_seeds(start: Start, seed: Any) -> None:
     env, made = start()

@@ -397,9 +397,9 @@ class Exchange:
         for seat in whole:
             if seat.stage is Stage.ARRIVED:
                 self._hand_over(seat, step)
-        return self._close(step)
+        return self._close(step, again=True)  # by the mode, rows of it may be replaced before the trainer gets it
 
-    def _close(self, step: StepResult) -> StepResult:
+    def _close(self, step: StepResult, *, again: bool = False) -> StepResult:
         self.step = None
         if b"\x01" in step.begun.tobytes():
             self.last = [array.copy() for array in step.observations]
@@ -408,7 +408,7 @@ class Exchange:
             return step
         # The trainer may write into what it gets. A copy of large arrays would cost more than it is worth, except where
         # it is bound to be handed some of them again.
-        again = self._options.autoreset_mode.hands_again
+        again = again or self._options.autoreset_mode.hands_again
         self.last = [
             array.copy() if again or array.nbytes < _COPY_BELOW_BYTES else array for array in step.observations
         ]

@@ -162,8 +162,7 @@ class Lockstep:
             LedgerMismatch: with ``verify=True``, if an env's first observation is not what it gave.
         """
         self.connect()
-        seeds = _checked_seeds(_one_per_slot("seeds", seeds, self.num_envs))
-        options = _checked_options(_one_per_slot("options", options, self.num_envs))
+        seeds, options = self.checked_for_reset(seeds, options)
         with self._hub.lock:
             if self.stepping:
                 self.wait()
@@ -177,6 +176,17 @@ class Lockstep:
             except BaseException as exc:
                 self._poison = exc
                 raise
+
+    def checked_for_reset(
+        self, seeds: Sequence[int | None] | None, options: Sequence[Mapping[str, Any] | None] | None
+    ) -> tuple[list[int | None], list[Mapping[str, Any] | None]]:
+        """Return seeds and options with one of each per slot; nothing is waited for or sent.
+
+        Raises:
+            ValueError: if there is not one seed or option per slot, or one cannot travel.
+        """
+        checked = _checked_seeds(_one_per_slot("seeds", seeds, self.num_envs))
+        return checked, _checked_options(_one_per_slot("options", options, self.num_envs))
 
     def send(self, actions: object, idle: Array | None = None, unseen: Array | None = None) -> None:
         """Send every slot its chunk; continue with `wait`.

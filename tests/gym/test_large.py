@@ -49,3 +49,25 @@ def test_masked_reset_hands_over_what_the_envs_gave(verify: bool) -> None:
         env.close()
         for client in clients:
             client.stop()
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_slot_that_a_masked_reset_leaves_out_begins_with_its_first_observation(verify: bool) -> None:
+    env = PlugRLVectorEnv(port=0, num_envs=2, autoreset_mode=AutoresetMode.NEXT_STEP, verify=verify, timeout=20)
+    clients = [
+        ClientThread(partial(Images, 2), url=env.url, rank=rank, group_num_envs=2, verify=verify) for rank in range(2)
+    ]
+    try:
+        env.reset()
+        for _ in range(2):
+            env.step(np.zeros(2, np.int64))
+        observation, _ = env.reset(options={"reset_mask": np.array([True, False])})
+        assert [np.unique(image).tolist() for image in observation] == [[100], [2]]
+        observation[:] = 7
+        observation, rewards, *_ = env.step(np.zeros(2, np.int64))
+        assert [np.unique(image).tolist() for image in observation] == [[1], [100]]
+        assert rewards.tolist() == [1, 0]
+    finally:
+        env.close()
+        for client in clients:
+            client.stop()
