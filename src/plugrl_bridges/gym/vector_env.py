@@ -148,10 +148,11 @@ class PlugRLVectorEnv(Adapter, VectorEnv):  # its type parameters differ between
         seeds = _seeds(seed, self.num_envs)
         given = None if options is None else {key: value for key, value in options.items() if key != _RESET_MASK}
         mask = None if options is None else _mask(options.get(_RESET_MASK), self.num_envs)
-        each = self._lockstep.checked_for_reset(seeds, [given] * self.num_envs if given else None)
+        each = [given] * self.num_envs if given else None
         if self._lockstep.stepping:  # its result is dropped, but says who has begun an episode
+            self._lockstep.checked_for_reset(seeds, each)
             self._autoreset.step(self._lockstep.wait())
-        step = self._lockstep.reset(*each, mask, unseen=self._autoreset.unseen)
+        step = self._lockstep.reset(seeds, each, mask, unseen=self._autoreset.unseen)
         view = self._autoreset.reset(step, mask)
         return self._batch(view.observations), self._infos.reset(view)
 

@@ -61,11 +61,6 @@ class Common:
         """Convert bytes of an env's ledger."""
         return data if self._env is None or not data else self._env(data)
 
-    @property
-    def converts(self) -> bool:
-        """Whether anything is converted."""
-        return self._trainer is not None or self._env is not None
-
 
 def _counterpart(entry: Column, trainer: Columns, env: Columns, what: str) -> int:
     """Return the number of the env's entry that the trainer's is: by name; a lone one by its shape."""
